@@ -163,7 +163,9 @@ absl::StatusOr<std::unique_ptr<Security>> SecurityFor(const Flags& flags) {
     return nullptr;
   }
   ASSIGN_OR_RETURN(const int64_t node_ms, ParseDurationMs(flags.certificate_time));
-  return OpenSecurity(flags.state_dir, node_ms);
+  ASSIGN_OR_RETURN(std::unique_ptr<Security> security, OpenSecurity(flags.state_dir, node_ms));
+  UseOwnIdentityForStores(flags.state_dir);
+  return security;
 }
 
 // The exit code. Streams are closed when it returns; the strand must still run.

@@ -1,11 +1,16 @@
 #include "coordinator/setup_main.h"
 
 #include <cstdio>
+#include <cstdlib>
+#include <memory>
 
 #include <CLI/CLI.hpp>
+#include <absl/base/thread_annotations.h>
 #include <sys/stat.h>
 
 #include "common/clock.h"
+#include "common/mutex.h"
+#include "common/store/ravel_store_client.h"
 #include "common/time_text.h"
 #include "coordinator/access/authority_files.h"
 
@@ -55,6 +60,28 @@ int Show(const std::string& state_dir) {
   return 0;
 }
 
+int Certify(const StoreCertificateOrder& order) {
+  const absl::Status made = CertifyStore(order, SystemClock::Get().WallMs());
+  if (!made.ok()) {
+    return Complain(made);
+  }
+  std::printf("identity of a store in %s: ravel-store --identity %s\n",
+              order.output.c_str(),
+              order.output.c_str());
+  return 0;
+}
+
+void AddCertify(CLI::App& app, StoreCertificateOrder& order) {
+  CLI::App* const certify = app.add_subcommand(
+      "certify-store", "Make the certificate of a ravel-store, good for a year; again to renew it");
+  certify->add_option("--state-dir", order.state_dir, "Of the coordinator")->required();
+  certify->add_option("--name", order.names, "How clients call the store: names and addresses")
+      ->required()
+      ->delimiter(',');
+  certify->add_option("--out", order.output, "Folder for certificate, key and authority")
+      ->required();
+}
+
 void AddInit(CLI::App& app, InitOrder& order) {
   CLI::App* const init =
       app.add_subcommand("init", "Make the certificates of a new cluster, and its administrator");
@@ -95,13 +122,40 @@ void AddAuthority(CLI::App& app, SetupVerbs& verbs) {
 void AddSetupVerbs(CLI::App& app, SetupVerbs& verbs) {
   AddInit(app, verbs.init);
   AddAuthority(app, verbs);
+  AddCertify(app, verbs.certify);
+}
+
+void UseOwnIdentityForStores(const std::string& state_dir) {
+  if (std::getenv("RAVEL_STORE_IDENTITY") != nullptr) {
+    return;
+  }
+  struct Held {
+    Mutex mutex;
+    StoreClientCertificate made ABSL_GUARDED_BY(mutex);
+  };
+  store::SetStoreIdentitySource(
+      [state_dir,
+       held = std::make_shared<Held>()]() -> absl::StatusOr<std::optional<store::StoreIdentity>> {
+        const int64_t now_ms = SystemClock::Get().WallMs();
+        const MutexLock lock(held->mutex);
+        if (now_ms >= held->made.renew_ms) {
+          ASSIGN_OR_RETURN(const AuthorityFiles files, LoadAuthorityFiles(state_dir));
+          ASSIGN_OR_RETURN(held->made, MakeStoreClientCertificate(files, now_ms));
+        }
+        return std::optional<store::StoreIdentity>(
+            store::StoreIdentity{held->made.trusted, held->made.certificate, held->made.key});
+      });
 }
 
 std::optional<int> RunSetupVerb(const CLI::App& app, const SetupVerbs& verbs) {
-  if (!app.got_subcommand("init") && !app.got_subcommand("authority")) {
+  if (!app.got_subcommand("init") && !app.got_subcommand("authority") &&
+      !app.got_subcommand("certify-store")) {
     return std::nullopt;
   }
   umask(077);
+  if (app.got_subcommand("certify-store")) {
+    return Certify(verbs.certify);
+  }
   if (app.got_subcommand("init")) {
     return Init(verbs.init);
   }

@@ -37,6 +37,10 @@ absl::StatusOr<ckpt::CommitRecord> ReadCommit(const ObjectStore& store,
     return absl::NotFoundError(absl::StrCat(where, ": not a committed step: COMMIT is missing"));
   }
   RETURN_IF_ERROR(text.status());
+  ASSIGN_OR_RETURN(const bool withdrawn, Exists(store, JoinPath(directory, ckpt::kDeletedFile)));
+  if (withdrawn) {
+    return absl::NotFoundError(absl::StrCat(where, ": not a committed step: it is being deleted"));
+  }
   absl::StatusOr<ckpt::CommitRecord> commit = ckpt::ParseCommit(*text);
   RETURN_IF_ERROR(Annotate(commit.status(), where));
   const std::optional<int64_t> step = ckpt::ParseStepName(LastPart(directory));

@@ -1,8 +1,8 @@
-// ObjectStore over a POSIX directory. Durability is explicit: Finish is fdatasync of the file,
-// names become durable with SyncDirectory, and every caller orders the two. RenameNoReplace uses
-// renameat2, which decides races between writers atomically, and falls back to link and rename
-// where a file system lacks the flag. Space is reserved with fallocate where possible, so a full
-// disk shows before data is copied.
+// ObjectStore over a POSIX directory. A file is written as NAME.<random>.part, made durable, then
+// renamed without replacing, and its folder is synced: a name is there with its bytes or not at
+// all. Parts are shown to nobody. Publishing is renameat2, which decides races between writers
+// atomically, with link and rename where a file system lacks the flag. Space is reserved with
+// fallocate where possible, so a full disk shows before data is copied.
 
 #include "common/store/file_store.h"
 
@@ -10,9 +10,12 @@
 #include <cerrno>
 #include <cstdio>
 #include <cstdlib>
+#include <random>
 #include <utility>
 
+#include <absl/strings/match.h>
 #include <absl/strings/str_cat.h>
+#include <absl/strings/str_format.h>
 #include <dirent.h>
 #include <fcntl.h>
 #include <sys/stat.h>
@@ -45,9 +48,62 @@ absl::Status IoError(std::string_view operation, const std::string& path) {
   return ErrnoStatus(errno, absl::StrCat(std::string(operation), " ", path));
 }
 
+absl::Status SyncPath(const std::string& path) {
+  const Descriptor directory(::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  if (directory.get() < 0) {
+    return IoError("open", path);
+  }
+  return ::fsync(directory.get()) == 0 ? absl::OkStatus() : IoError("fsync", path);
+}
+
+absl::Status SyncParent(const std::string& path) {
+  const size_t slash = path.rfind('/');
+  return SyncPath(slash == 0 ? "/" : path.substr(0, slash));
+}
+
+constexpr std::string_view kPart = ".part";
+
+// Writers of one name, also on other hosts, do not meet in one part.
+std::string PartOf(const std::string& path) {
+  std::random_device random;
+  return absl::StrFormat("%s.%08x%08x%s", path, random(), random(), kPart);
+}
+
+absl::Status RenameFile(const std::string& source, const std::string& target) {
+  const std::string what = absl::StrCat("rename ", source, " to ", target);
+  if (::renameat2(AT_FDCWD, source.c_str(), AT_FDCWD, target.c_str(), RENAME_NOREPLACE) == 0) {
+    return absl::OkStatus();
+  }
+  if (errno != EINVAL && errno != ENOSYS) {
+    return ErrnoStatus(errno, what);
+  }
+  // No such flag here. link() does not replace either; a directory cannot replace one that is not
+  // empty.
+  struct stat status = {};
+  if (::stat(source.c_str(), &status) != 0) {
+    return ErrnoStatus(errno, what);
+  }
+  if (S_ISDIR(status.st_mode)) {
+    if (::rename(source.c_str(), target.c_str()) == 0) {
+      return absl::OkStatus();
+    }
+    return ErrnoStatus(errno == ENOTEMPTY ? EEXIST : errno, what);
+  }
+  if (::link(source.c_str(), target.c_str()) != 0 || ::unlink(source.c_str()) != 0) {
+    return ErrnoStatus(errno, what);
+  }
+  return absl::OkStatus();
+}
+
 class PosixWriter : public FileWriter {
  public:
-  PosixWriter(int fd, std::string path) : file_(fd), path_(std::move(path)) {}
+  PosixWriter(int fd, std::string part, std::string path)
+      : file_(fd), part_(std::move(part)), path_(std::move(path)) {}
+  ~PosixWriter() override {
+    if (!finished_) {
+      ::unlink(part_.c_str());  // nobody sees it, if it stays
+    }
+  }
 
   absl::Status Append(std::span<const std::byte> bytes) override {
     while (!bytes.empty()) {
@@ -67,12 +123,19 @@ class PosixWriter : public FileWriter {
     if (::fdatasync(file_.get()) != 0) {
       return IoError("fdatasync", path_);
     }
-    return file_.Close() == 0 ? absl::OkStatus() : IoError("close", path_);
+    if (file_.Close() != 0) {
+      return IoError("close", path_);
+    }
+    RETURN_IF_ERROR(RenameFile(part_, path_));
+    finished_ = true;
+    return SyncParent(path_);
   }
 
  private:
   Descriptor file_;
+  std::string part_;
   std::string path_;
+  bool finished_ = false;
 };
 
 class PosixReader : public FileReader {
@@ -107,12 +170,56 @@ class PosixReader : public FileReader {
   std::string path_;
 };
 
-absl::Status SyncPath(const std::string& path) {
-  const Descriptor directory(::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
-  if (directory.get() < 0) {
-    return IoError("open", path);
+// What was never finished in a folder.
+absl::Status RemoveParts(const std::string& folder) {
+  const std::unique_ptr<DIR, int (*)(DIR*)> stream(::opendir(folder.c_str()), &::closedir);
+  if (stream == nullptr) {
+    return IoError("list", folder);
   }
-  return ::fsync(directory.get()) == 0 ? absl::OkStatus() : IoError("fsync", path);
+  // NOLINTNEXTLINE(concurrency-mt-unsafe): safe for distinct streams, POSIX.1-2024
+  while (const dirent* entry = ::readdir(stream.get())) {
+    if (absl::EndsWith(entry->d_name, std::string(kPart)) &&
+        ::unlinkat(::dirfd(stream.get()), entry->d_name, 0) != 0 && errno != ENOENT &&
+        errno != EISDIR) {
+      return IoError("remove", JoinPath(folder, entry->d_name));
+    }
+  }
+  return absl::OkStatus();
+}
+
+// A folder's names, parts too, in order.
+absl::StatusOr<std::vector<std::string>> NamesIn(const std::string& folder) {
+  const std::unique_ptr<DIR, int (*)(DIR*)> stream(::opendir(folder.c_str()), &::closedir);
+  if (stream == nullptr) {
+    return IoError("list", folder);
+  }
+  std::vector<std::string> names;
+  // NOLINTNEXTLINE(concurrency-mt-unsafe): safe for distinct streams, POSIX.1-2024
+  while (const dirent* entry = ::readdir(stream.get())) {
+    const std::string name = entry->d_name;
+    if (name != "." && name != "..") {
+      names.push_back(name);
+    }
+  }
+  std::sort(names.begin(), names.end());
+  return names;
+}
+
+// A file, a link, or a folder and all in it; what another removes meanwhile is fine below `path`.
+absl::Status RemoveTree(const std::string& path) {
+  struct stat status = {};
+  if (::lstat(path.c_str(), &status) != 0) {
+    return IoError("remove", path);
+  }
+  if (!S_ISDIR(status.st_mode)) {
+    return ::unlink(path.c_str()) == 0 ? absl::OkStatus() : IoError("remove", path);
+  }
+  ASSIGN_OR_RETURN(const std::vector<std::string> names, NamesIn(path));
+  for (const std::string& name : names) {
+    const absl::Status removed = RemoveTree(JoinPath(path, name));
+    RETURN_IF_ERROR(absl::IsNotFound(removed) ? absl::OkStatus() : removed);
+  }
+  return ::rmdir(path.c_str()) == 0 ? absl::OkStatus() : IoError("remove", path);
 }
 
 }  // namespace
@@ -208,17 +315,21 @@ absl::StatusOr<int64_t> FileStore::ChangedMs(std::string_view path) const {
 absl::StatusOr<std::unique_ptr<FileWriter>> FileStore::Create(std::string_view path,
                                                               int64_t expected_bytes) {
   const std::string full = Locate(path);
-  const int fd = ::open(full.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+  struct stat status = {};
+  if (::lstat(full.c_str(), &status) == 0) {
+    return ErrnoStatus(EEXIST, absl::StrCat("create ", full));
+  }
+  const std::string part = PartOf(full);
+  const int fd = ::open(part.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
   if (fd < 0) {
     return IoError("create", full);
   }
-  auto writer = std::make_unique<PosixWriter>(fd, full);
-  // Without changing the size: a short file stays visibly short. Not every file system can.
+  auto writer = std::make_unique<PosixWriter>(fd, part, full);
+  // Not every file system can; then a full disk shows later. KEEP_SIZE: what is not written yet is
+  // not there.
   if (expected_bytes > 0 && ::fallocate(fd, FALLOC_FL_KEEP_SIZE, 0, expected_bytes) != 0 &&
       (errno == ENOSPC || errno == EDQUOT || errno == EFBIG)) {
-    const absl::Status status = IoError("reserve space for", full);
-    ::unlink(full.c_str());
-    return status;
+    return IoError("reserve space for", full);
   }
   return writer;
 }
@@ -280,6 +391,9 @@ absl::StatusOr<std::vector<ListedEntry>> FileStore::List(std::string_view direct
       return IoError("stat", JoinPath(full, name));
     }
     const bool is_directory = S_ISDIR(status.st_mode);
+    if (!is_directory && absl::EndsWith(name, std::string(kPart))) {
+      continue;
+    }
     entries.push_back({name, is_directory, is_directory ? 0 : status.st_size});
   }
   if (errno != 0) {
@@ -293,56 +407,36 @@ absl::StatusOr<std::vector<ListedEntry>> FileStore::List(std::string_view direct
 
 absl::Status FileStore::MakeDirectory(std::string_view path) {
   const std::string full = Locate(path);
-  if (::mkdir(full.c_str(), 0777) == 0 || errno == EEXIST) {
-    return absl::OkStatus();
+  if (::mkdir(full.c_str(), 0777) != 0 && errno != EEXIST) {
+    return IoError("mkdir", full);
   }
-  return IoError("mkdir", full);
+  return SyncParent(full);  // also when another has just made it
 }
 
-absl::Status FileStore::RenameNoReplace(std::string_view from, std::string_view to) {
+absl::Status FileStore::PublishIfAbsent(std::string_view from, std::string_view to) {
   const std::string source = Locate(from);
   const std::string target = Locate(to);
-  const std::string what = absl::StrCat("rename ", source, " to ", target);
-  if (::renameat2(AT_FDCWD, source.c_str(), AT_FDCWD, target.c_str(), RENAME_NOREPLACE) == 0) {
-    return absl::OkStatus();
-  }
-  if (errno != EINVAL && errno != ENOSYS) {
-    return ErrnoStatus(errno, what);
-  }
-  // No such flag here. link() does not replace either; a directory cannot replace one that is not
-  // empty.
   struct stat status = {};
-  if (::stat(source.c_str(), &status) != 0) {
-    return ErrnoStatus(errno, what);
+  if (::stat(source.c_str(), &status) == 0 && S_ISDIR(status.st_mode)) {
+    RETURN_IF_ERROR(RemoveParts(source));
+    RETURN_IF_ERROR(SyncPath(source));
   }
-  if (S_ISDIR(status.st_mode)) {
-    if (::rename(source.c_str(), target.c_str()) == 0) {
-      return absl::OkStatus();
-    }
-    return ErrnoStatus(errno == ENOTEMPTY ? EEXIST : errno, what);
+  const absl::Status renamed = RenameFile(source, target);
+  if (!renamed.ok() && !absl::IsAlreadyExists(renamed) && !absl::IsNotFound(renamed)) {
+    return renamed;
   }
-  if (::link(source.c_str(), target.c_str()) != 0 || ::unlink(source.c_str()) != 0) {
-    return ErrnoStatus(errno, what);
+  const absl::Status synced = SyncParent(target);
+  if (!synced.ok() && !absl::IsNotFound(synced)) {
+    return synced;
   }
-  return absl::OkStatus();
+  RETURN_IF_ERROR(renamed);
+  return SplitLast(from).first == SplitLast(to).first ? absl::OkStatus() : SyncParent(source);
 }
 
-absl::Status FileStore::Replace(std::string_view from, std::string_view to) {
-  const std::string source = Locate(from);
-  const std::string target = Locate(to);
-  if (::rename(source.c_str(), target.c_str()) == 0) {
-    return absl::OkStatus();
-  }
-  return ErrnoStatus(errno, absl::StrCat("rename ", source, " to ", target));
-}
-
-absl::Status FileStore::Remove(std::string_view path) {
+absl::Status FileStore::Withdraw(std::string_view path) {
   const std::string full = Locate(path);
-  return ::remove(full.c_str()) == 0 ? absl::OkStatus() : IoError("remove", full);
-}
-
-absl::Status FileStore::SyncDirectory(std::string_view path) {
-  return SyncPath(Locate(path));
+  RETURN_IF_ERROR(RemoveTree(full));
+  return path.empty() ? absl::OkStatus() : SyncParent(full);
 }
 
 }  // namespace ravel::store

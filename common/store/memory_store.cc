@@ -9,6 +9,7 @@
 #include <cstring>
 #include <utility>
 
+#include <absl/strings/match.h>
 #include <absl/strings/str_cat.h>
 
 #include "common/check.h"
@@ -26,13 +27,7 @@ struct MemoryStore::Node {
 
 namespace {
 
-std::pair<std::string_view, std::string_view> SplitLast(std::string_view path) {
-  const size_t slash = path.rfind('/');
-  if (slash == std::string_view::npos) {
-    return {"", path};
-  }
-  return {path.substr(0, slash), path.substr(slash + 1)};
-}
+constexpr std::string_view kPart = ".part";
 
 void LoseVolatile(MemoryStore::Node& node, MemoryStore::PowerLoss kind) {
   node.data = node.durable_data;
@@ -68,15 +63,25 @@ class MemoryReader : public FileReader {
 
 class MemoryFileWriter : public FileWriter {
  public:
-  MemoryFileWriter(MemoryStore* store, std::shared_ptr<MemoryStore::Node> node, std::string path)
-      : store_(store), node_(std::move(node)), path_(std::move(path)) {}
+  MemoryFileWriter(MemoryStore* store,
+                   std::shared_ptr<MemoryStore::Node> node,
+                   std::string part,
+                   std::string path)
+      : store_(store), node_(std::move(node)), part_(std::move(part)), path_(std::move(path)) {}
+  ~MemoryFileWriter() override {
+    const MutexLock lock(store_->mutex_);
+    if (!finished_) {
+      store_->RemoveTree(part_).IgnoreError();
+    }
+  }
 
   absl::Status Append(std::span<const std::byte> bytes) override {
     const MutexLock lock(store_->mutex_);
     RETURN_IF_ERROR(store_->Count());
     const auto added = static_cast<int64_t>(bytes.size());
     if (added > store_->capacity_ - store_->used_) {
-      return absl::ResourceExhaustedError(absl::StrCat("write ", path_, ": no space left"));
+      return absl::ResourceExhaustedError(
+          absl::StrCat("write ", store_->Locate(path_), ": no space left"));
     }
     store_->used_ += added;
     node_->data.append(reinterpret_cast<const char*>(bytes.data()), bytes.size());
@@ -86,14 +91,18 @@ class MemoryFileWriter : public FileWriter {
     const MutexLock lock(store_->mutex_);
     RETURN_IF_ERROR(store_->Count());
     node_->durable_data = node_->data;
-    return absl::OkStatus();
+    RETURN_IF_ERROR(store_->Rename(part_, path_));
+    finished_ = true;
+    return store_->Sync(SplitLast(path_).first);
   }
 
  private:
   MemoryStore* store_;
   std::shared_ptr<MemoryStore::Node>
       node_;  // shared: the file may be renamed or removed while it is written
+  std::string part_;
   std::string path_;
+  bool finished_ = false;
 };
 
 MemoryStore::MemoryStore() : root_(std::make_shared<Node>()) {
@@ -135,11 +144,13 @@ absl::StatusOr<std::unique_ptr<FileWriter>> MemoryStore::Create(std::string_view
   if (expected_bytes > capacity_ - used_) {
     return absl::ResourceExhaustedError(absl::StrCat("create ", Locate(path), ": no space left"));
   }
-  const auto [at, added] = directory->entries.emplace(std::string(name), std::make_shared<Node>());
-  if (!added) {
+  if (directory->entries.contains(name)) {
     return absl::AlreadyExistsError(absl::StrCat("create ", Locate(path), ": File exists"));
   }
-  return std::make_unique<MemoryFileWriter>(this, at->second, Locate(path));
+  const std::string part = absl::StrCat(std::string(path), ".", ++parts_, std::string(kPart));
+  const std::shared_ptr<Node> node = std::make_shared<Node>();
+  directory->entries.emplace(std::string(SplitLast(part).second), node);
+  return std::make_unique<MemoryFileWriter>(this, node, part, std::string(path));
 }
 
 absl::StatusOr<std::unique_ptr<FileReader>> MemoryStore::Open(std::string_view path) const {
@@ -159,6 +170,9 @@ absl::StatusOr<std::vector<ListedEntry>> MemoryStore::List(std::string_view dire
   }
   std::vector<ListedEntry> entries;
   for (const auto& [name, child] : node->entries) {
+    if (!child->is_directory && absl::EndsWith(name, std::string(kPart))) {
+      continue;
+    }
     entries.push_back({name, child->is_directory, static_cast<int64_t>(child->data.size())});
   }
   return entries;
@@ -174,11 +188,10 @@ absl::Status MemoryStore::MakeDirectory(std::string_view path) {
     at->second = std::make_shared<Node>();
     at->second->is_directory = true;
   }
-  return absl::OkStatus();
+  return Sync(parent);
 }
 
-absl::Status MemoryStore::RenameNoReplace(std::string_view from, std::string_view to) {
-  const MutexLock lock(mutex_);
+absl::Status MemoryStore::Rename(std::string_view from, std::string_view to) {
   RETURN_IF_ERROR(Count());
   if (Find(to).ok()) {
     return absl::AlreadyExistsError(
@@ -194,27 +207,23 @@ absl::Status MemoryStore::RenameNoReplace(std::string_view from, std::string_vie
   return absl::OkStatus();
 }
 
-absl::Status MemoryStore::Replace(std::string_view from, std::string_view to) {
-  const MutexLock lock(mutex_);
+absl::Status MemoryStore::Sync(std::string_view folder) {
   RETURN_IF_ERROR(Count());
-  ASSIGN_OR_RETURN(std::shared_ptr<Node> node, Find(from));
-  const auto [from_parent, from_name] = SplitLast(from);
-  const auto [to_parent, to_name] = SplitLast(to);
-  ASSIGN_OR_RETURN(const std::shared_ptr<Node> source, Find(from_parent));
-  ASSIGN_OR_RETURN(const std::shared_ptr<Node> target, Find(to_parent));
-  source->entries.erase(source->entries.find(from_name));
-  target->entries[std::string(to_name)] = std::move(node);
+  ASSIGN_OR_RETURN(const std::shared_ptr<Node> node, Find(folder));
+  node->durable_entries = node->entries;
   return absl::OkStatus();
 }
 
-absl::Status MemoryStore::Remove(std::string_view path) {
-  const MutexLock lock(mutex_);
-  RETURN_IF_ERROR(Count());
+absl::Status MemoryStore::RemoveTree(std::string_view path) {
   ASSIGN_OR_RETURN(const std::shared_ptr<Node> node, Find(path));
-  if (!node->entries.empty()) {
-    return absl::FailedPreconditionError(
-        absl::StrCat("remove ", Locate(path), ": Directory not empty"));
+  std::vector<std::string> names;
+  for (const auto& [name, child] : node->entries) {
+    names.push_back(name);
   }
+  for (const std::string& name : names) {
+    RETURN_IF_ERROR(RemoveTree(JoinPath(path, name)));
+  }
+  RETURN_IF_ERROR(Count());
   const auto [parent, name] = SplitLast(path);
   ASSIGN_OR_RETURN(const std::shared_ptr<Node> directory, Find(parent));
   directory->entries.erase(directory->entries.find(name));
@@ -222,12 +231,32 @@ absl::Status MemoryStore::Remove(std::string_view path) {
   return absl::OkStatus();
 }
 
-absl::Status MemoryStore::SyncDirectory(std::string_view path) {
+absl::Status MemoryStore::PublishIfAbsent(std::string_view from, std::string_view to) {
   const MutexLock lock(mutex_);
-  RETURN_IF_ERROR(Count());
-  ASSIGN_OR_RETURN(const std::shared_ptr<Node> node, Find(path));
-  node->durable_entries = node->entries;
-  return absl::OkStatus();
+  const absl::StatusOr<std::shared_ptr<Node>> source = Find(from);
+  if (source.ok() && (*source)->is_directory) {
+    std::erase_if((*source)->entries, [](const auto& entry) {
+      return !entry.second->is_directory && absl::EndsWith(entry.first, std::string(kPart));
+    });
+    RETURN_IF_ERROR(Sync(from));
+  }
+  const absl::Status renamed = Rename(from, to);
+  if (!renamed.ok() && !absl::IsAlreadyExists(renamed) && !absl::IsNotFound(renamed)) {
+    return renamed;
+  }
+  const std::string_view target = SplitLast(to).first;
+  const absl::Status synced = Sync(target);
+  if (!synced.ok() && !absl::IsNotFound(synced)) {
+    return synced;
+  }
+  RETURN_IF_ERROR(renamed);
+  return SplitLast(from).first == target ? absl::OkStatus() : Sync(SplitLast(from).first);
+}
+
+absl::Status MemoryStore::Withdraw(std::string_view path) {
+  const MutexLock lock(mutex_);
+  RETURN_IF_ERROR(RemoveTree(path));
+  return Sync(SplitLast(path).first);
 }
 
 void MemoryStore::LosePower(PowerLoss kind) {

@@ -1,5 +1,8 @@
 #include "common/store/object_store.h"
 
+#include <algorithm>
+#include <utility>
+
 #include <absl/strings/str_cat.h>
 
 #include "common/signed_size.h"
@@ -13,8 +16,6 @@ std::string JoinPath(std::string_view a, std::string_view b) {
   return absl::StrCat(std::string(a), "/", std::string(b));
 }
 
-namespace {
-
 std::pair<std::string_view, std::string_view> SplitLast(std::string_view path) {
   const size_t slash = path.rfind('/');
   if (slash == std::string_view::npos) {
@@ -23,7 +24,12 @@ std::pair<std::string_view, std::string_view> SplitLast(std::string_view path) {
   return {path.substr(0, slash), path.substr(slash + 1)};
 }
 
-}  // namespace
+absl::Status ObjectStore::Put(std::string_view path, std::string_view contents) {
+  ASSIGN_OR_RETURN(const std::unique_ptr<FileWriter> writer,
+                   Create(path, static_cast<int64_t>(contents.size())));
+  RETURN_IF_ERROR(writer->Append(std::as_bytes(std::span(contents.data(), contents.size()))));
+  return writer->Finish();
+}
 
 absl::StatusOr<bool> Exists(const ObjectStore& store, std::string_view path) {
   const auto [parent, name] = SplitLast(path);
@@ -54,50 +60,15 @@ absl::StatusOr<std::string> ReadFile(const ObjectStore& store,
   return contents;
 }
 
-absl::Status PutNew(ObjectStore& store,
-                    std::string_view path,
-                    std::string_view contents,
-                    std::string_view unique) {
-  const std::string part = absl::StrCat(std::string(path), ".", std::string(unique), ".part");
-  {
-    ASSIGN_OR_RETURN(const std::unique_ptr<FileWriter> writer,
-                     store.Create(part, static_cast<int64_t>(contents.size())));
-    RETURN_IF_ERROR(writer->Append(std::as_bytes(std::span(contents.data(), contents.size()))));
-    RETURN_IF_ERROR(writer->Finish());
-  }
-  const absl::Status renamed = store.RenameNoReplace(part, path);
-  if (!renamed.ok()) {
-    store.Remove(part).IgnoreError();
-    return renamed;
-  }
-  return store.SyncDirectory(SplitLast(path).first);
-}
-
-absl::Status RemoveTree(ObjectStore& store, std::string_view path) {
-  const absl::StatusOr<std::vector<ListedEntry>> entries = store.List(path);
-  if (absl::IsNotFound(entries.status())) {
-    return absl::OkStatus();
-  }
-  RETURN_IF_ERROR(entries.status());
-  for (const ListedEntry& entry : *entries) {
-    const std::string child = JoinPath(path, entry.name);
-    const absl::Status removed =
-        entry.is_directory ? RemoveTree(store, child) : store.Remove(child);
-    if (!removed.ok() && !absl::IsNotFound(removed)) {
-      return removed;
-    }
-  }
-  const absl::Status removed = store.Remove(path);
-  RETURN_IF_ERROR(absl::IsNotFound(removed) ? absl::OkStatus() : removed);
-  return store.SyncDirectory(SplitLast(path).first);
+absl::Status WithdrawIfThere(ObjectStore& store, std::string_view path) {
+  const absl::Status withdrawn = store.Withdraw(path);
+  return absl::IsNotFound(withdrawn) ? absl::OkStatus() : withdrawn;
 }
 
 absl::Status MakeDirectories(ObjectStore& store, std::string_view directory) {
   for (size_t end = 0; end < directory.size();) {
     end = std::min(directory.find('/', end), directory.size());
-    const std::string_view path = directory.substr(0, end);
-    RETURN_IF_ERROR(store.MakeDirectory(path));
-    RETURN_IF_ERROR(store.SyncDirectory(SplitLast(path).first));
+    RETURN_IF_ERROR(store.MakeDirectory(directory.substr(0, end)));
     ++end;
   }
   return absl::OkStatus();

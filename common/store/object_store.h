@@ -1,9 +1,11 @@
 #pragma once
 
-// The one interface to checkpoint storage. Everything that a commit depends on is an operation
-// here, so that tests can fail or lose power at each. Paths are relative to the store's root:
-// "step-0000000020/manifest.pb", no leading slash, no "..";
-// "" is the root. Errors name the operation and the full path. Implementations are Thread-safe.
+// The one interface to checkpoint storage. Checkpoints know five acts: create a whole file, publish
+// a folder or file under another name, withdraw, list, read. How a store makes them atomic and
+// durable (rename and fsync, a conditional request, a server) is its own matter. Every act that a
+// commit depends on is an operation here, so that tests can fail or lose power at each. Paths are
+// relative to the store's root: "step-0000000020/manifest.pb", no leading slash, no ".."; "" is the
+// root. Errors name the operation and the full path. Implementations are Thread-safe.
 
 #include <cstddef>
 #include <cstdint>
@@ -24,13 +26,14 @@ struct ListedEntry {
   bool operator==(const ListedEntry&) const = default;
 };
 
-// A new file that is being written. Destroyed without Finish, it stays as it is: whoever reads it
-// must not trust it. Used from one thread at a time.
+// A new file that is being written. Nobody sees it before Finish; destroyed without Finish, it
+// leaves nothing that anybody sees. Used from one thread at a time.
 class FileWriter {
  public:
   virtual ~FileWriter() = default;
   virtual absl::Status Append(std::span<const std::byte> bytes) = 0;
-  // Makes the bytes durable and closes. A failed Finish is not repeated: its file is lost.
+  // The file appears under its name, whole and durable with it; AlreadyExists when another has
+  // taken the name meanwhile. A failed Finish is not repeated: its file is lost.
   virtual absl::Status Finish() = 0;
 };
 
@@ -47,32 +50,47 @@ class ObjectStore {
  public:
   virtual ~ObjectStore() = default;
 
-  // Creates a file that must not exist yet (AlreadyExists); reserves `expected_bytes`, so that a
-  // full disk shows early.
+  // Makes the root and its parents, durably.
+  virtual absl::Status MakeRoot() = 0;
+  // OK when the root, or else its nearest parent that exists, takes new files. Leaves nothing
+  // behind and makes no folder.
+  virtual absl::Status ProbeWritable() const = 0;
+
+  // Creates a file that must not exist yet (AlreadyExists) in a folder that does; reserves
+  // `expected_bytes`, so that a full store shows early.
   virtual absl::StatusOr<std::unique_ptr<FileWriter>> Create(std::string_view path,
                                                              int64_t expected_bytes) = 0;
+  // A small file, create-if-absent, whole and durable or not at all. AlreadyExists when the path
+  // exists.
+  virtual absl::Status Put(std::string_view path, std::string_view contents);
   // ResourceExhausted when fewer than `bytes` are free, as far as the store can tell.
   virtual absl::Status CheckSpace(int64_t /*bytes*/) const { return absl::OkStatus(); }
   virtual absl::StatusOr<std::unique_ptr<FileReader>> Open(std::string_view path) const = 0;
-  // Entries by name; NotFound when the directory does not exist.
+  // Whole files and folders by name; NotFound when the folder does not exist.
   virtual absl::StatusOr<std::vector<ListedEntry>> List(std::string_view directory) const = 0;
-  // Creates one directory; one that exists is fine.
+  // Creates one folder, durably; one that exists is fine. A store without folders does nothing.
   virtual absl::Status MakeDirectory(std::string_view path) = 0;
-  // Atomic, for files and directories; AlreadyExists when `to` exists, and nothing has changed
-  // then.
-  virtual absl::Status RenameNoReplace(std::string_view from, std::string_view to) = 0;
-  // Atomic, for files; what `to` was is gone.
-  virtual absl::Status Replace(std::string_view from, std::string_view to) = 0;
-  // A file, or an empty directory; NotFound when there is none.
-  virtual absl::Status Remove(std::string_view path) = 0;
-  // Makes the entries of a directory (creations, renames, removals) durable.
-  virtual absl::Status SyncDirectory(std::string_view path) = 0;
+  // What is `from`, a file or a folder with all in it, is `to` from now on: atomic, and durable
+  // when it returns. AlreadyExists when `to` exists, NotFound without `from`; nothing has changed
+  // then, and what is there as `to` is durable.
+  virtual absl::Status PublishIfAbsent(std::string_view from, std::string_view to) = 0;
+  // Removes a file, or a folder with all in it, durably; NotFound when there is none. A folder goes
+  // in the order of names; cut off in the middle, the rest stays.
+  virtual absl::Status Withdraw(std::string_view path) = 0;
+  // Nodes may no longer write saves of the job with that tag (ckpt::JobTag) and of epochs below
+  // `min_epoch` in `directory`, where the store can tell them apart. Elsewhere the epoch in the
+  // name of a save keeps it away from later ones, and this does nothing.
+  virtual absl::Status Fence(std::string_view /*directory*/,
+                             uint32_t /*job_tag*/,
+                             int64_t /*min_epoch*/) {
+    return absl::OkStatus();
+  }
   // When a file or directory itself was last changed, moved or written to, Unix time. Unimplemented
   // where the store does not know.
   virtual absl::StatusOr<int64_t> ChangedMs(std::string_view path) const {
     return absl::UnimplementedError(Locate(path));
   }
-  // For people: the absolute path or URL.
+  // For people, and for OpenStore: the absolute path or URL.
   virtual std::string Locate(std::string_view path) const = 0;
 };
 
@@ -82,19 +100,14 @@ absl::StatusOr<bool> Exists(const ObjectStore& store, std::string_view path);
 absl::StatusOr<std::string> ReadFile(const ObjectStore& store,
                                      std::string_view path,
                                      int64_t max_bytes);
-// A small file, create-if-absent and whole or not at all: writes PATH.<unique>.part, syncs, renames
-// without replacing, syncs the directory. AlreadyExists when the path exists; the part is removed
-// then. `unique` tells concurrent writers apart.
-absl::Status PutNew(ObjectStore& store,
-                    std::string_view path,
-                    std::string_view contents,
-                    std::string_view unique);
-// Removes a directory and all in it; one that does not exist is fine.
-absl::Status RemoveTree(ObjectStore& store, std::string_view path);
+// Withdraw, and fine when there is nothing.
+absl::Status WithdrawIfThere(ObjectStore& store, std::string_view path);
 // `directory` and every missing parent below the root, each made durable.
 absl::Status MakeDirectories(ObjectStore& store, std::string_view directory);
 
 // "a/b", or the other when one is empty.
 std::string JoinPath(std::string_view a, std::string_view b);
+// "a/b" and "c" of "a/b/c"; "" and "c" of "c".
+std::pair<std::string_view, std::string_view> SplitLast(std::string_view path);
 
 }  // namespace ravel::store

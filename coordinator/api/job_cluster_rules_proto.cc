@@ -16,6 +16,7 @@
 #include "common/model/loss_scale.h"
 #include "common/model/recipes.h"
 #include "common/model/tensor_cut.h"
+#include "common/store/open_store.h"
 #include "common/time_text.h"
 #include "coordinator/api/field_rules_proto.h"
 #include "coordinator/api/job_rules_proto.h"
@@ -416,12 +417,11 @@ void JobRules::CheckCheckpoint() {
   v1::CheckpointSpec& checkpoint = *job().mutable_checkpoint();
   const std::string& store = checkpoint.store();
   if (store.empty()) {
-    Fail(
-        "spec.checkpoint.store", "a file:// URL or absolute path of a shared directory", "nothing");
-  } else if (absl::StartsWith(store, "s3://") || absl::StartsWith(store, "ravel://")) {
     Fail("spec.checkpoint.store",
-         "a file:// URL or absolute path: other stores are not supported yet",
-         QuotedOrNothing(store));
+         "ravel://HOST:PORT/PATH, s3://BUCKET/PATH, or the absolute path of a shared directory",
+         "nothing");
+  } else if (absl::StrContains(store, "://") && !absl::StartsWith(store, "file://")) {
+    CheckRemoteStore("spec.checkpoint.store", store);
   } else {
     const std::string path = AbsolutePath("spec.checkpoint.store", store);
     if (!path.empty()) {
@@ -450,6 +450,17 @@ void JobRules::CheckCheckpoint() {
   CheckResume();
 }
 
+void JobRules::CheckRemoteStore(const std::string& field, const std::string& url) {
+  const absl::Status known = store::CheckStoreUrl(url);
+  if (absl::IsInvalidArgument(known)) {
+    Fail(field,
+         "ravel://HOST:PORT/PATH, s3://BUCKET/PATH, file:///PATH or /PATH",
+         QuotedOrNothing(url));
+  } else if (!known.ok()) {
+    Fail(field, "a store that this coordinator can use", std::string(known.message()));
+  }
+}
+
 void JobRules::CheckResume() {
   v1::CheckpointSpec& checkpoint = *job().mutable_checkpoint();
   const std::string& text = checkpoint.resume_from();
@@ -457,9 +468,11 @@ void JobRules::CheckResume() {
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), step);
   const bool is_step = error == std::errc() && end == text.data() + text.size() && step >= 0;
   if (text != "auto" && text != "none" && !is_step) {
-    if (!absl::StartsWith(text, "/") && !absl::StartsWith(text, "file://")) {
+    if (store::IsRemoteStore(text)) {
+      CheckRemoteStore("spec.checkpoint.resumeFrom", text);
+    } else if (!absl::StartsWith(text, "/") && !absl::StartsWith(text, "file://")) {
       Fail("spec.checkpoint.resumeFrom",
-           "auto, none, a step number, or the path of a step directory",
+           "auto, none, a step number, or the path or URL of a step directory",
            QuotedOrNothing(text));
     } else {
       const std::string path = AbsolutePath("spec.checkpoint.resumeFrom", text);
@@ -502,6 +515,12 @@ void JobRules::CheckRest() {
   spec().localise = observability.localise();
   if (observability.has_trace()) {
     CheckTrace();
+  }
+  if (spec().norms_every > 0 && !observability.has_trace() &&
+      store::IsRemoteStore(spec().checkpoint.store)) {
+    Fail("spec.observability.trace.directory",
+         "a directory, because norms are appended to a file and checkpoint.store is none",
+         "nothing");
   }
 }
 

@@ -83,6 +83,7 @@ class JobRules {
   int Choice(const std::string& path, std::string* text, const std::vector<std::string>& names);
   // An absolute path from a path or a file:// URL, without trailing slashes; "" after a violation.
   std::string AbsolutePath(const std::string& path, const std::string& text);
+  void CheckRemoteStore(const std::string& field, const std::string& url);
   // Sample count of one token file, or -1 when it cannot be told.
   int64_t CheckTokenFile(const std::string& path,
                          const TokenFileFacts& facts,

@@ -123,6 +123,8 @@ absl::Status FindCoordinator(const AccessLine& line, CommonOptions& common) {
   }
   if (!chosen.context_path.empty()) {
     RenewWhenDue(chosen.context_path, common.coordinator);
+    // Towards stores, too; and the trainer that `generate` starts.
+    setenv("RAVEL_STORE_IDENTITY", chosen.context_path.c_str(), 0);
   }
   return absl::OkStatus();
 }

@@ -15,8 +15,10 @@
 #include <unistd.h>
 
 #include "common/clock.h"
+#include "common/store/open_store.h"
 #include "common/time_text.h"
 #include "coordinator/ctl/checkpoints.h"
+#include "coordinator/ctl/checkpoints_copy.h"
 #include "coordinator/ctl/checkpoints_export.h"
 #include "coordinator/ctl/exit_code.h"
 
@@ -26,7 +28,7 @@ namespace {
 bool IsPath(const std::string& target) {
   return target == "." || target == ".." || absl::StartsWith(target, "/") ||
          absl::StartsWith(target, "./") || absl::StartsWith(target, "../") ||
-         absl::StartsWith(target, "file://") ||
+         absl::StartsWith(target, "file://") || store::IsRemoteStore(target) ||
          (absl::StrContains(target, '/') && access(target.c_str(), F_OK) == 0);
 }
 
@@ -194,6 +196,13 @@ int RunRollback(const CommonOptions& common, const CheckpointVerbOptions& option
     Print(FormatDocument(WithSchemaVersion(job->document), common.format));
   }
   return kExitOk;
+}
+
+int RunCheckpointsCopy(const CommonOptions& common, const CheckpointVerbOptions& options) {
+  (void)common;
+  return PrintAndReport([&](std::ostream& out) {
+    return CopyCheckpoint({.from = options.target, .to = options.to}, out);
+  });
 }
 
 int RunCheckpointsExport(const CommonOptions& common, const CheckpointVerbOptions& options) {

@@ -20,6 +20,7 @@
 
 #include "common/ckpt/step_layout.h"
 #include "common/store/committed_step.h"
+#include "common/store/open_store.h"
 #include "common/time_text.h"
 #include "coordinator/ctl/quantized_weights.h"
 #include "coordinator/saves/checkpoint_leftovers.h"
@@ -30,13 +31,20 @@
 namespace ravel::ctl {
 namespace {
 
-// An absolute, normal path without a trailing slash, from a path or a file:// URL.
-absl::StatusOr<std::filesystem::path> AbsolutePath(const std::string& text) {
+// The URL of a store as it is; else an absolute, normal path without a trailing slash, from a path
+// or a file:// URL. NotFound unless a path is a directory.
+absl::StatusOr<std::string> FolderText(const std::string& text) {
+  if (store::IsRemoteStore(text)) {
+    RETURN_IF_ERROR(store::CheckStoreUrl(text));
+    return std::string(absl::StripSuffix(text, "/"));
+  }
   std::error_code error;
   const std::string stripped(absl::StripPrefix(text, "file://"));
   if (stripped.empty() || stripped.find("://") != std::string::npos) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("\"", text, "\": expected a path or file:///absolute/path"));
+    return absl::InvalidArgumentError(absl::StrCat(
+        "\"",
+        text,
+        "\": expected a path, file:///absolute/path, ravel://HOST:PORT/PATH or s3://BUCKET/PATH"));
   }
   std::filesystem::path path = std::filesystem::absolute(stripped, error).lexically_normal();
   if (error) {
@@ -48,7 +56,12 @@ absl::StatusOr<std::filesystem::path> AbsolutePath(const std::string& text) {
   if (!std::filesystem::is_directory(path, error)) {
     return absl::NotFoundError(absl::StrCat(path.string(), ": no such directory"));
   }
-  return path;
+  return path.string();
+}
+
+absl::StatusOr<std::unique_ptr<store::ObjectStore>> OpenFolder(const std::string& text) {
+  ASSIGN_OR_RETURN(const std::string folder, FolderText(text));
+  return store::OpenStore(folder);
 }
 
 std::string SaveIdText(const ckpt::SaveId& id) {
@@ -92,7 +105,7 @@ struct ListedStep {
   std::string problem;  // why the manifest does not open
 };
 
-absl::StatusOr<std::vector<ListedStep>> Describe(const store::FileStore& files,
+absl::StatusOr<std::vector<ListedStep>> Describe(const store::ObjectStore& files,
                                                  const coordinator::StepListing& listing) {
   std::vector<ListedStep> steps;
   for (const coordinator::CommittedStepInfo& info : listing.steps) {
@@ -120,7 +133,7 @@ std::string StateText(const ListedStep& step) {
   return step.info.pinned ? "pinned" : "ok";
 }
 
-json::Value StepJson(const store::FileStore& files, const ListedStep& step) {
+json::Value StepJson(const store::ObjectStore& files, const ListedStep& step) {
   const ckpt::CommitRecord& commit = step.info.commit;
   json::Value value;
   value.Set("step", step.info.step);
@@ -139,7 +152,7 @@ json::Value StepJson(const store::FileStore& files, const ListedStep& step) {
   return value;
 }
 
-json::Value LeftoverJson(const store::FileStore& files, const coordinator::Leftover& leftover) {
+json::Value LeftoverJson(const store::ObjectStore& files, const coordinator::Leftover& leftover) {
   json::Value value;
   value.Set("path", files.Locate(leftover.path));
   value.Set("kind", coordinator::LeftoverKindName(leftover.kind));
@@ -363,23 +376,24 @@ bool MatchesGlob(const std::string& pattern, const std::string& text) {
 }
 
 absl::StatusOr<StepLocation> LocateStep(const std::string& step) {
-  ASSIGN_OR_RETURN(const std::filesystem::path path, AbsolutePath(step));
+  ASSIGN_OR_RETURN(const std::string folder, FolderText(step));
   StepLocation location;
-  const bool named = ckpt::ParseStepName(path.filename().string()) ||
-                     ckpt::ParseAttemptName(path.filename().string());
-  std::error_code error;
-  if (named || std::filesystem::exists(path / ckpt::kCommitFile, error)) {
-    location.store = std::make_unique<store::FileStore>(path.parent_path().string());
-    location.directory = path.filename().string();
+  ASSIGN_OR_RETURN(location.store, store::OpenStore(folder));
+  ASSIGN_OR_RETURN(const bool is_step, store::Exists(*location.store, ckpt::kCommitFile));
+  absl::StatusOr<store::StorePlace> place = store::OpenParent(folder);
+  const bool named =
+      place.ok() && (ckpt::ParseStepName(place->name) || ckpt::ParseAttemptName(place->name));
+  if (place.ok() && (named || is_step)) {
+    location.store = std::move(place->parent);
+    location.directory = place->name;
     return location;
   }
-  location.store = std::make_unique<store::FileStore>(path.string());
   ASSIGN_OR_RETURN(const coordinator::StepListing listing, coordinator::ListSteps(*location.store));
   const auto good = std::find_if(
       listing.steps.begin(), listing.steps.end(), [](const auto& info) { return !info.bad; });
   if (good == listing.steps.end()) {
     return absl::NotFoundError(absl::StrCat(
-        path.string(),
+        folder,
         ": neither a step's directory (step-0000000020) nor a folder with committed steps"));
   }
   location.directory = good->directory;
@@ -387,8 +401,8 @@ absl::StatusOr<StepLocation> LocateStep(const std::string& step) {
 }
 
 absl::Status ListCheckpoints(const CheckpointListOptions& options, std::ostream& out) {
-  ASSIGN_OR_RETURN(const std::filesystem::path path, AbsolutePath(options.folder));
-  const store::FileStore files(path.string());
+  ASSIGN_OR_RETURN(const std::unique_ptr<store::ObjectStore> opened, OpenFolder(options.folder));
+  const store::ObjectStore& files = *opened;
   ASSIGN_OR_RETURN(const coordinator::StepListing listing, coordinator::ListSteps(files));
   ASSIGN_OR_RETURN(const std::optional<coordinator::OwnerRecord> owner,
                    coordinator::ReadOwner(files));
@@ -445,8 +459,8 @@ absl::Status MarkInFolder(const std::string& folder,
                           int64_t step,
                           CheckpointMark mark,
                           const std::string& reason) {
-  ASSIGN_OR_RETURN(const std::filesystem::path path, AbsolutePath(folder));
-  store::FileStore files(path.string());
+  ASSIGN_OR_RETURN(const std::unique_ptr<store::ObjectStore> opened, OpenFolder(folder));
+  store::ObjectStore& files = *opened;
   switch (mark) {
     case CheckpointMark::kPin:
       return coordinator::PinStep(files, {.step = step}, reason);

@@ -9,7 +9,7 @@
 #include <string>
 
 #include "common/status.h"
-#include "common/store/file_store.h"
+#include "common/store/object_store.h"
 #include "common/store/step_verifier.h"
 #include "coordinator/ctl/checkpoint_mark.h"
 #include "coordinator/ctl/output.h"
@@ -17,7 +17,7 @@
 namespace ravel::ctl {
 
 struct CheckpointListOptions {
-  std::string folder;  // a job's checkpoint folder: absolute or relative path, or file://
+  std::string folder;  // a job's checkpoint folder: absolute or relative path, or URL
   Format format = Format::kTable;
   bool no_headers = false;
   int64_t now_ms = 0;  // for ages
@@ -32,7 +32,7 @@ absl::Status MarkInFolder(const std::string& folder,
                           CheckpointMark mark,
                           const std::string& reason);
 
-// `step` everywhere: a step's directory (".../step-0000000020", absolute, relative or file://), or
+// `step` everywhere: a step's directory (".../step-0000000020", absolute, relative or URL), or
 // a folder of steps, which means its newest good one.
 struct CheckpointShowOptions {
   std::string step;
@@ -52,7 +52,7 @@ absl::Status VerifyCheckpoint(const CheckpointVerifyOptions& options, std::ostre
 
 // A step's directory, opened as a store of its parent.
 struct StepLocation {
-  std::unique_ptr<store::FileStore> store;
+  std::unique_ptr<store::ObjectStore> store;
   std::string directory;  // relative to the store
 };
 // NotFound when there is nothing; it says what was looked for.

@@ -31,6 +31,7 @@
 #include "common/model/model_inventory.h"
 #include "common/model/recipes.h"
 #include "common/store/committed_step.h"
+#include "common/store/file_store.h"
 #include "common/time_text.h"
 #include "coordinator/ctl/checkpoints.h"
 #include "coordinator/ctl/quantized_weights.h"
@@ -277,7 +278,7 @@ class Exporter {
     for (const WeightFile& file : files_) {
       RETURN_IF_ERROR(Annotate(ReadBack(file), file.name));
     }
-    return store_->SyncDirectory(part_);
+    return absl::OkStatus();
   }
 
   std::string Summary() const {
@@ -343,7 +344,7 @@ class Exporter {
   }
 
   absl::Status WriteSmallFile(const std::string& name, const std::string& content) {
-    return store::PutNew(*store_, JoinPath(part_, name), content, "new");
+    return store_->Put(JoinPath(part_, name), content);
   }
 
   // Appends to a file that is being written, and to its checksum.
@@ -509,13 +510,12 @@ absl::Status ExportCheckpoint(const CheckpointExportOptions& options, std::ostre
   Exporter exporter(std::move(step), options, &files, part);
   absl::Status status = exporter.Run();
   if (status.ok()) {
-    status = files.RenameNoReplace(part, name);
+    status = files.PublishIfAbsent(part, name);
   }
   if (!status.ok()) {
-    store::RemoveTree(files, part).IgnoreError();
+    store::WithdrawIfThere(files, part).IgnoreError();
     return status;
   }
-  RETURN_IF_ERROR(files.SyncDirectory(""));
   out << exporter.Summary() << " -> " << output.string() << "\n";
   return absl::OkStatus();
 }

@@ -24,6 +24,8 @@
 namespace ravel::ctl {
 namespace {
 
+constexpr int64_t kMaxTokenizerBytes = int64_t{256} << 20;
+
 // "\n", "\t" and "\\" as written on a command line.
 std::string Unescape(const std::string& text) {
   std::string out;
@@ -162,6 +164,25 @@ int RunDataBatch(const CommonOptions& common, const BatchOptions& options) {
   return kExitOk;
 }
 
+// The tokenizer of a file, or else of the step.
+absl::StatusOr<std::unique_ptr<Tokenizer>> TokenizerFor(const StepLocation& step,
+                                                        const std::string& file) {
+  if (!file.empty()) {
+    return access(file.c_str(), R_OK) == 0
+               ? Tokenizer::FromFile(file)
+               : absl::NotFoundError(absl::StrCat("--tokenizer: ", file, ": cannot be read"));
+  }
+  const absl::StatusOr<std::string> text = store::ReadFile(
+      *step.store, store::JoinPath(step.directory, "hf/tokenizer.json"), kMaxTokenizerBytes);
+  if (absl::IsNotFound(text.status())) {
+    return absl::NotFoundError(
+        absl::StrCat(step.store->Locate(step.directory),
+                     ": expected a checkpoint with hf/tokenizer.json; else give --tokenizer FILE"));
+  }
+  RETURN_IF_ERROR(text.status());
+  return Tokenizer::FromJson(*text);
+}
+
 int RunGenerate(const CommonOptions& common, const GenerateOptions& options) {
   if (options.max_new_tokens < 1 || !(options.temperature >= 0) || options.top_k < 0) {
     return ReportUsage(
@@ -173,17 +194,8 @@ int RunGenerate(const CommonOptions& common, const GenerateOptions& options) {
   }
   const coordinator::ReaderPin pin(step->store.get(), step->directory);
   const std::string checkpoint = step->store->Locate(step->directory);
-  const std::string path =
-      options.tokenizer.empty() ? checkpoint + "/hf/tokenizer.json" : options.tokenizer;
-  if (access(path.c_str(), R_OK) != 0) {
-    return Report(absl::NotFoundError(
-        options.tokenizer.empty()
-            ? absl::StrCat(checkpoint,
-                           ": expected a checkpoint with hf/tokenizer.json; else give "
-                           "--tokenizer FILE")
-            : absl::StrCat("--tokenizer: ", path, ": cannot be read")));
-  }
-  const absl::StatusOr<std::unique_ptr<Tokenizer>> tokenizer = Tokenizer::FromFile(path);
+  const absl::StatusOr<std::unique_ptr<Tokenizer>> tokenizer =
+      TokenizerFor(*step, options.tokenizer);
   if (!tokenizer.ok()) {
     return Report(tokenizer.status());
   }

@@ -334,6 +334,13 @@ void AddCheckpointVerbs(CLI::App& app, CommandLine& line) {
   verb->add_flag("--quick", options.quick, "Sizes and headers only");
 
   AddMarkVerbs(*group, line);
+  verb = AddVerb(*group, line, "copy", "Copy a checkpoint to another folder or store", [&line] {
+    return RunCheckpointsCopy(line.common, line.checkpoints);
+  });
+  verb->add_option("FROM", options.target, "Step, or a folder of steps: its newest good one")
+      ->required();
+  verb->add_option("TO", options.to, "Folder of steps; made when it is missing")->required();
+
   verb = AddVerb(*group, line, "export", "Write a Hugging Face directory", [&line] {
     return RunCheckpointsExport(line.common, line.checkpoints);
   });

@@ -124,7 +124,7 @@ absl::StatusOr<std::vector<std::string>> RemoveOldLeftovers(store::ObjectStore& 
   for (const Leftover& leftover : leftovers) {
     const bool old = leftover.changed_ms > 0 && leftover.changed_ms <= now_ms - age_ms;
     if (leftover.removable && old) {
-      RETURN_IF_ERROR(store::RemoveTree(store, leftover.path));
+      RETURN_IF_ERROR(store::WithdrawIfThere(store, leftover.path));
       removed.push_back(leftover.path);
     }
   }

@@ -3,7 +3,6 @@
 #include <absl/strings/str_cat.h>
 
 #include "common/ckpt/step_layout.h"
-#include "common/crypto.h"
 #include "common/json.h"
 
 namespace ravel::coordinator {
@@ -101,7 +100,7 @@ absl::Status CheckOwner(const store::ObjectStore& store, const OwnerRecord& self
 }
 
 absl::Status ClaimFolder(store::ObjectStore& store, const OwnerRecord& self, Takeover takeover) {
-  const absl::Status put = store::PutNew(store, ckpt::kOwnerFile, EncodeOwner(self), RandomHex(8));
+  const absl::Status put = store.Put(ckpt::kOwnerFile, EncodeOwner(self));
   if (!put.ok() && !absl::IsAlreadyExists(put)) {
     return put;
   }
@@ -113,10 +112,10 @@ absl::Status ClaimFolder(store::ObjectStore& store, const OwnerRecord& self, Tak
   if (!found || found->cluster_id != self.cluster_id) {
     return checked;
   }
-  const std::string next = absl::StrCat(std::string(ckpt::kOwnerFile), ".", RandomHex(8));
-  RETURN_IF_ERROR(store::PutNew(store, next, EncodeOwner(self), RandomHex(8)));
-  RETURN_IF_ERROR(store.Replace(next, ckpt::kOwnerFile));
-  RETURN_IF_ERROR(store.SyncDirectory(""));
+  // A crash in between leaves a folder without an owner: the next claim, by the same job, takes it.
+  RETURN_IF_ERROR(store::WithdrawIfThere(store, ckpt::kOwnerFile));
+  const absl::Status taken = store.Put(ckpt::kOwnerFile, EncodeOwner(self));
+  RETURN_IF_ERROR(absl::IsAlreadyExists(taken) ? absl::OkStatus() : taken);
   return CheckOwner(store, self);
 }
 

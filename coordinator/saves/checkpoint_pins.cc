@@ -19,18 +19,19 @@ std::string JobPinHolder(std::string_view job_uid) {
 absl::Status PinStep(store::ObjectStore& store, const ckpt::PinName& pin, std::string_view why) {
   const std::string mark = JoinPath(ckpt::kPinsFolder, ckpt::PinFileName(pin));
   RETURN_IF_ERROR(store::MakeDirectories(store, ckpt::kPinsFolder));
-  const absl::Status put = store::PutNew(store, mark, why, RandomHex(8));
+  const absl::Status put = store.Put(mark, why);
   if (!put.ok() && !absl::IsAlreadyExists(put)) {
     return put;
   }
-  // Retention looks at pins after it has withdrawn COMMIT: one of the two sees the other.
+  // Retention looks at pins after it has written DELETED: one of the two sees the other.
   ASSIGN_OR_RETURN(const bool committed,
                    store::Exists(store, JoinPath(ckpt::StepName(pin.step), ckpt::kCommitFile)));
-  if (committed) {
+  ASSIGN_OR_RETURN(const bool withdrawn,
+                   store::Exists(store, JoinPath(ckpt::StepName(pin.step), ckpt::kDeletedFile)));
+  if (committed && !withdrawn) {
     return absl::OkStatus();
   }
-  const absl::Status removed = store.Remove(mark);
-  RETURN_IF_ERROR(absl::IsNotFound(removed) ? absl::OkStatus() : removed);
+  RETURN_IF_ERROR(store::WithdrawIfThere(store, mark));
   return absl::FailedPreconditionError(
       absl::StrCat(store.Locate(ckpt::StepName(pin.step)), ": not a committed step"));
 }
@@ -44,11 +45,10 @@ absl::Status UnpinStep(store::ObjectStore& store, int64_t step, std::string_view
   for (const store::ListedEntry& mark : *marks) {
     const std::optional<ckpt::PinName> pin = ckpt::ParsePinName(mark.name);
     if (pin && pin->step == step && pin->holder == holder) {
-      const absl::Status removed = store.Remove(JoinPath(ckpt::kPinsFolder, mark.name));
-      RETURN_IF_ERROR(absl::IsNotFound(removed) ? absl::OkStatus() : removed);
+      RETURN_IF_ERROR(store::WithdrawIfThere(store, JoinPath(ckpt::kPinsFolder, mark.name)));
     }
   }
-  return store.SyncDirectory(ckpt::kPinsFolder);
+  return absl::OkStatus();
 }
 
 ReaderPin::ReaderPin(store::ObjectStore* store, std::string_view directory, const Clock& clock)

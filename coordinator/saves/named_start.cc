@@ -1,7 +1,7 @@
 #include "coordinator/saves/named_start.h"
 
-#include <cstddef>
 #include <cstdint>
+#include <utility>
 
 #include <absl/strings/numbers.h>
 #include <absl/strings/str_cat.h>
@@ -13,28 +13,24 @@
 
 namespace ravel::coordinator {
 
-using store::FileStore;
-
 bool NamesStart(const plan::JobSpec& spec) {
   return spec.checkpoint.resume_from != "auto" && spec.checkpoint.resume_from != "none";
 }
 
-std::optional<StartLocation> StartElsewhere(const plan::JobSpec& spec) {
+absl::StatusOr<std::optional<store::StorePlace>> StartElsewhere(const plan::JobSpec& spec) {
   const std::string& wanted = spec.checkpoint.resume_from;
-  if (!wanted.starts_with("/")) {
-    return std::nullopt;
+  if (!wanted.starts_with("/") && !store::IsRemoteStore(wanted)) {
+    return std::optional<store::StorePlace>();
   }
-  const size_t slash = wanted.find_last_of('/');
-  return StartLocation{FileStore(slash == 0 ? "/" : wanted.substr(0, slash)),
-                       wanted.substr(slash + 1)};
+  ASSIGN_OR_RETURN(store::StorePlace place, store::OpenParent(wanted));
+  return std::optional<store::StorePlace>(std::move(place));
 }
 
 absl::StatusOr<std::string> NumericsChangeSince(const std::string& path,
                                                 const plan::JobSpec& spec) {
-  const size_t slash = path.find_last_of('/');
-  const FileStore parent(slash == 0 ? "/" : path.substr(0, slash));
+  ASSIGN_OR_RETURN(const store::StorePlace place, store::OpenParent(path));
   const absl::StatusOr<store::CommittedStep> step =
-      store::CommittedStep::Open(&parent, path.substr(slash + 1));
+      store::CommittedStep::Open(place.parent.get(), place.name);
   if (!step.ok()) {
     // It was just found good: this proves no damage.
     return absl::UnavailableError(absl::StrCat(path, ": ", std::string(step.status().message())));
@@ -42,17 +38,19 @@ absl::StatusOr<std::string> NumericsChangeSince(const std::string& path,
   return plan::NumericsChange(step->manifest().numerics, plan::NumericsOf(spec));
 }
 
-absl::StatusOr<RestorePoint> NamedStart(const FileStore& files, const plan::JobSpec& spec) {
+absl::StatusOr<RestorePoint> NamedStart(const store::ObjectStore& files,
+                                        const plan::JobSpec& spec) {
   const std::string& wanted = spec.checkpoint.resume_from;
-  if (const std::optional<StartLocation> start = StartElsewhere(spec)) {
+  ASSIGN_OR_RETURN(const std::optional<store::StorePlace> start, StartElsewhere(spec));
+  if (start) {
     ASSIGN_OR_RETURN(const store::CommittedStep step,
-                     store::CommittedStep::Open(&start->parent, start->directory));
+                     store::CommittedStep::Open(start->parent.get(), start->name));
     return RestorePoint{.step = step.commit().step, .path = wanted, .own = false};
   }
   int64_t step = -1;
   if (!absl::SimpleAtoi(wanted, &step) || step < 0) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("expected auto, none, a step number or an absolute path, got ", wanted));
+    return absl::InvalidArgumentError(absl::StrCat(
+        "expected auto, none, a step number, an absolute path or a URL, got ", wanted));
   }
   const StepInspection inspected = InspectStep(files, step);
   if (inspected.condition != StepCondition::kGood) {
@@ -62,7 +60,7 @@ absl::StatusOr<RestorePoint> NamedStart(const FileStore& files, const plan::JobS
   return RestorePoint{.step = step, .path = files.Locate(ckpt::StepName(step)), .own = true};
 }
 
-absl::Status CheckNamedStart(const FileStore& files, const plan::JobSpec& spec) {
+absl::Status CheckNamedStart(const store::ObjectStore& files, const plan::JobSpec& spec) {
   constexpr const char* kField = "spec.checkpoint.resumeFrom";
   const absl::StatusOr<RestorePoint> start = NamedStart(files, spec);
   RETURN_IF_ERROR(Annotate(start.status(), kField));

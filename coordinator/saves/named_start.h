@@ -8,28 +8,24 @@
 
 #include "common/model/job_spec.h"
 #include "common/status.h"
-#include "common/store/file_store.h"
+#include "common/store/open_store.h"
 #include "coordinator/saves/checkpoint_keeper.h"
 
 namespace ravel::coordinator {
 
-// resumeFrom is a step number or a path, not auto or none.
+// resumeFrom is a step number, a path or a URL, not auto or none.
 bool NamesStart(const plan::JobSpec& spec);
 
-// The folder and directory name of the step that an absolute resumeFrom names.
-struct StartLocation {
-  store::FileStore parent;
-  std::string directory;
-};
-std::optional<StartLocation> StartElsewhere(const plan::JobSpec& spec);
+// The step that a path or URL in resumeFrom names; none when it names none.
+absl::StatusOr<std::optional<store::StorePlace>> StartElsewhere(const plan::JobSpec& spec);
 
 // Finds the start of a job without a commit when resumeFrom names a step. `files` is the job's
 // folder.
-absl::StatusOr<RestorePoint> NamedStart(const store::FileStore& files, const plan::JobSpec& spec);
+absl::StatusOr<RestorePoint> NamedStart(const store::ObjectStore& files, const plan::JobSpec& spec);
 
 // Before admission: the step is there, and has the numerics of the job, or the job allows others.
 // Errors name the field.
-absl::Status CheckNamedStart(const store::FileStore& files, const plan::JobSpec& spec);
+absl::Status CheckNamedStart(const store::ObjectStore& files, const plan::JobSpec& spec);
 
 // plan::NumericsChange from the step at `path`, which was just found good, to the job. Unavailable
 // when it cannot be read.

@@ -1,7 +1,7 @@
 // Deletes steps and attempts so that a crash at any point leaves something that says what it is.
-// Renaming COMMIT to DELETED is the one atomic act: before it the step is committed, after it the
-// step is gone and the rest can be removed at any time by anyone. Marks (pins, BAD reports) move
-// before the step they belong to, or a new step of the same number would inherit them.
+// DELETED beside COMMIT is the one atomic act: before it the step is committed, after it the step
+// is gone and the rest can be removed at any time by anyone. Marks (pins, BAD reports) move before
+// the step they belong to, or a new step of the same number would inherit them.
 
 #include "coordinator/saves/retention.h"
 
@@ -17,19 +17,16 @@ namespace {
 
 using store::JoinPath;
 
-// Everything but DELETED first: as long as the folder exists it says what it is.
+// COMMIT first, DELETED last: as long as the folder exists it says what it is.
 absl::Status RemoveWithdrawn(store::ObjectStore& store, const std::string& directory) {
   ASSIGN_OR_RETURN(const std::vector<store::ListedEntry> entries, store.List(directory));
   for (const store::ListedEntry& entry : entries) {
     if (entry.name == ckpt::kDeletedFile) {
       continue;
     }
-    const std::string path = JoinPath(directory, entry.name);
-    const absl::Status removed =
-        entry.is_directory ? store::RemoveTree(store, path) : store.Remove(path);
-    RETURN_IF_ERROR(absl::IsNotFound(removed) ? absl::OkStatus() : removed);
+    RETURN_IF_ERROR(store::WithdrawIfThere(store, JoinPath(directory, entry.name)));
   }
-  return store::RemoveTree(store, directory);
+  return store::WithdrawIfThere(store, directory);
 }
 
 // Withdrawn, or emptied and not yet removed. Publishing never makes an empty folder.
@@ -40,7 +37,7 @@ absl::StatusOr<bool> IsRestOfDeletion(const store::ObjectStore& store,
     return std::any_of(
         entries.begin(), entries.end(), [name](const auto& entry) { return entry.name == name; });
   };
-  return entries.empty() || (contains(ckpt::kDeletedFile) && !contains(ckpt::kCommitFile));
+  return entries.empty() || contains(ckpt::kDeletedFile);
 }
 
 // Every mark of a step (a BAD report, pins of any holder) in a folder of marks.
@@ -73,37 +70,35 @@ absl::Status MoveAside(store::ObjectStore& store,
       ASSIGN_OR_RETURN(const std::vector<std::string> found, MarksOf(store, marks, directory));
       for (const std::string& mark : found) {
         RETURN_IF_ERROR(store::MakeDirectories(store, JoinPath(aside, marks)));
-        RETURN_IF_ERROR(store.RenameNoReplace(mark, JoinPath(aside, mark)));
-        RETURN_IF_ERROR(store.SyncDirectory(marks));
+        RETURN_IF_ERROR(store.PublishIfAbsent(mark, JoinPath(aside, mark)));
       }
     }
     RETURN_IF_ERROR(store::MakeDirectories(store, aside));
-    RETURN_IF_ERROR(store.RenameNoReplace(directory, JoinPath(aside, directory)));
-  }
-  if (!directories.empty()) {
-    RETURN_IF_ERROR(store.SyncDirectory(aside));
-    RETURN_IF_ERROR(store.SyncDirectory(""));
+    RETURN_IF_ERROR(store.PublishIfAbsent(directory, JoinPath(aside, directory)));
   }
   return absl::OkStatus();
 }
 
-// COMMIT becomes DELETED, and back when the step was pinned in the meantime: PinStep writes its
-// mark before it looks for COMMIT.
+// Makes the step gone for everybody.
+absl::Status Condemn(store::ObjectStore& store, const std::string& directory) {
+  const absl::Status put = store.Put(JoinPath(directory, ckpt::kDeletedFile), "");
+  return absl::IsAlreadyExists(put) ? absl::OkStatus() : put;
+}
+
+// DELETED is taken back when the step was pinned in the meantime: PinStep writes its mark before it
+// looks for DELETED.
 absl::StatusOr<bool> WithdrawUnlessPinned(store::ObjectStore& store, int64_t step, int64_t now_s) {
   const std::string directory = ckpt::StepName(step);
-  const std::string commit = JoinPath(directory, ckpt::kCommitFile);
-  const std::string withdrawn = JoinPath(directory, ckpt::kDeletedFile);
-  RETURN_IF_ERROR(store.Replace(commit, withdrawn));
+  RETURN_IF_ERROR(Condemn(store, directory));
   ASSIGN_OR_RETURN(const std::vector<std::string> pins,
                    MarksOf(store, ckpt::kPinsFolder, directory));
   for (const std::string& pin : pins) {
     const std::string name = pin.substr(pin.rfind('/') + 1);
     if (!ckpt::ParsePinName(name)->Expired(now_s)) {
-      RETURN_IF_ERROR(store.Replace(withdrawn, commit));
+      RETURN_IF_ERROR(store::WithdrawIfThere(store, JoinPath(directory, ckpt::kDeletedFile)));
       return false;
     }
   }
-  RETURN_IF_ERROR(store.SyncDirectory(directory));
   return true;
 }
 
@@ -116,8 +111,7 @@ absl::Status RemoveExpiredPins(store::ObjectStore& store, int64_t now_s) {
   for (const store::ListedEntry& entry : *pins) {
     const std::optional<ckpt::PinName> pin = ckpt::ParsePinName(entry.name);
     if (pin && pin->Expired(now_s)) {
-      const absl::Status removed = store.Remove(JoinPath(ckpt::kPinsFolder, entry.name));
-      RETURN_IF_ERROR(absl::IsNotFound(removed) ? absl::OkStatus() : removed);
+      RETURN_IF_ERROR(store::WithdrawIfThere(store, JoinPath(ckpt::kPinsFolder, entry.name)));
     }
   }
   return absl::OkStatus();
@@ -158,9 +152,7 @@ absl::Status DeleteStep(store::ObjectStore& store, int64_t step) {
   ASSIGN_OR_RETURN(const bool committed,
                    store::Exists(store, JoinPath(directory, ckpt::kCommitFile)));
   if (committed) {
-    RETURN_IF_ERROR(store.Replace(JoinPath(directory, ckpt::kCommitFile),
-                                  JoinPath(directory, ckpt::kDeletedFile)));
-    RETURN_IF_ERROR(store.SyncDirectory(directory));
+    RETURN_IF_ERROR(Condemn(store, directory));
   }
   return RemoveWithdrawn(store, directory);
 }
@@ -245,7 +237,7 @@ absl::StatusOr<std::vector<ckpt::AttemptKey>> CleanAttempts(store::ObjectStore& 
   for (const ckpt::AttemptKey& key : attempts) {
     if (key.job_tag == job_tag) {
       // COMMIT, if there is one, goes first by its name: nobody publishes a half-removed attempt.
-      RETURN_IF_ERROR(store::RemoveTree(store, ckpt::AttemptName(key)));
+      RETURN_IF_ERROR(store::WithdrawIfThere(store, ckpt::AttemptName(key)));
       removed.push_back(key);
     }
   }

@@ -30,7 +30,7 @@ std::vector<int64_t> StepsToDelete(std::span<const CommittedStepInfo> steps,
                                    const RetentionPolicy& policy,
                                    const std::set<int64_t>& in_use);
 
-// COMMIT becomes DELETED (durable: the step is gone), then the data, then the folder.
+// DELETED is written (durable: the step is gone), then the data, then the folder.
 absl::Status DeleteStep(store::ObjectStore& store, int64_t step);
 // Ends deletions that were interrupted, then deletes what the policy says. Returns the deleted
 // steps.

@@ -1,6 +1,6 @@
 // Turns seals into a committed step. Verify compares each writer's seal with the plan, chunk by
 // chunk. Describe writes manifest.pb and then COMMIT into the attempt's folder, each created once
-// and never changed. Publish renames the folder to step-N without replacing: this rename is the
+// and never changed. PublishIfAbsent gives the folder the name step-N: this is the
 // commit. All three may be repeated, and of two coordinators that do them at once the first one's
 // files stand, so a takeover in the middle is harmless. A bad step of the same number is moved to
 // bad/ first; a good one is AlreadyExists.
@@ -158,9 +158,13 @@ absl::Status CheckFilesExist(const store::ObjectStore& store,
   std::map<std::string, int64_t> sizes;
   for (const std::string_view folder :
        {ckpt::kModelFolder, ckpt::kOptimizerFolder, ckpt::kHuggingFaceFolder}) {
-    ASSIGN_OR_RETURN(const std::vector<store::ListedEntry> entries,
-                     store.List(JoinPath(attempt, folder)));
-    for (const store::ListedEntry& entry : entries) {
+    const absl::StatusOr<std::vector<store::ListedEntry>> entries =
+        store.List(JoinPath(attempt, folder));
+    if (absl::IsNotFound(entries.status())) {
+      continue;  // a store without folders has none that is empty
+    }
+    RETURN_IF_ERROR(entries.status());
+    for (const store::ListedEntry& entry : *entries) {
       sizes[JoinPath(folder, entry.name)] = entry.size;
     }
   }
@@ -185,7 +189,7 @@ absl::Status CheckFilesExist(const store::ObjectStore& store,
 absl::StatusOr<std::string> PutOrRead(store::ObjectStore& store,
                                       const std::string& path,
                                       const std::string& contents) {
-  const absl::Status put = store::PutNew(store, path, contents, RandomHex(8));
+  const absl::Status put = store.Put(path, contents);
   if (put.ok()) {
     return contents;
   }
@@ -220,20 +224,9 @@ absl::Status Describe(store::ObjectStore& store,
   return absl::OkStatus();
 }
 
-// Removes what only the attempt needed, and makes the rest durable.
-absl::Status Tidy(store::ObjectStore& store, const std::string& attempt) {
-  RETURN_IF_ERROR(store::RemoveTree(store, JoinPath(attempt, ckpt::kSealsFolder)));
-  ASSIGN_OR_RETURN(const std::vector<store::ListedEntry> entries, store.List(attempt));
-  for (const store::ListedEntry& entry : entries) {
-    const std::string path = JoinPath(attempt, entry.name);
-    if (entry.is_directory) {
-      RETURN_IF_ERROR(store.SyncDirectory(path));
-    } else if (absl::EndsWith(entry.name, ".part")) {
-      const absl::Status removed = store.Remove(path);
-      RETURN_IF_ERROR(absl::IsNotFound(removed) ? absl::OkStatus() : removed);
-    }
-  }
-  return store.SyncDirectory(attempt);
+// Only the attempt needed them.
+absl::Status RemoveSeals(store::ObjectStore& store, const std::string& attempt) {
+  return store::WithdrawIfThere(store, JoinPath(attempt, ckpt::kSealsFolder));
 }
 
 CommittedStepInfo InfoOf(const ckpt::CommitRecord& commit) {
@@ -244,11 +237,17 @@ CommittedStepInfo InfoOf(const ckpt::CommitRecord& commit) {
   return info;
 }
 
-// COMMIT of the published step, if there is one that parses.
+// COMMIT of the published step, if there is one that parses and was not withdrawn.
 absl::StatusOr<std::optional<ckpt::CommitRecord>> ReadPublished(const store::ObjectStore& store,
                                                                 int64_t step) {
-  const absl::StatusOr<std::string> text = store::ReadFile(
-      store, JoinPath(ckpt::StepName(step), ckpt::kCommitFile), ckpt::kMaxCommitBytes);
+  const std::string directory = ckpt::StepName(step);
+  ASSIGN_OR_RETURN(const bool withdrawn,
+                   store::Exists(store, JoinPath(directory, ckpt::kDeletedFile)));
+  if (withdrawn) {
+    return std::optional<ckpt::CommitRecord>();
+  }
+  const absl::StatusOr<std::string> text =
+      store::ReadFile(store, JoinPath(directory, ckpt::kCommitFile), ckpt::kMaxCommitBytes);
   if (absl::IsNotFound(text.status())) {
     return std::optional<ckpt::CommitRecord>();
   }
@@ -272,23 +271,24 @@ absl::Status LostTo(const ckpt::CommitRecord& commit) {
                                                commit.attempt));
 }
 
-// Renames the described attempt to its step. Idempotent: OK when this save is what is published.
+// Publishes the described attempt as its step. Idempotent: OK when this save is what is published.
 absl::StatusOr<CommittedStepInfo> Publish(store::ObjectStore& store,
                                           std::string_view job,
                                           const ckpt::AttemptKey& key) {
-  const absl::Status renamed =
-      store.RenameNoReplace(ckpt::AttemptName(key), ckpt::StepName(key.step));
+  const absl::Status done = store.PublishIfAbsent(ckpt::AttemptName(key), ckpt::StepName(key.step));
+  if (!done.ok() && !absl::IsAlreadyExists(done) && !absl::IsNotFound(done)) {
+    return done;
+  }
   ASSIGN_OR_RETURN(const std::optional<ckpt::CommitRecord> published,
                    ReadPublished(store, key.step));
   if (!published) {
-    return renamed.ok() ? absl::DataLossError(absl::StrCat(store.Locate(ckpt::StepName(key.step)),
-                                                           ": COMMIT vanished"))
-                        : renamed;
+    return done.ok() ? absl::DataLossError(absl::StrCat(store.Locate(ckpt::StepName(key.step)),
+                                                        ": COMMIT vanished"))
+                     : done;
   }
   if (!IsSave(*published, job, key)) {
     return LostTo(*published);
   }
-  RETURN_IF_ERROR(store.SyncDirectory(""));
   return InfoOf(*published);
 }
 
@@ -307,13 +307,10 @@ absl::Status ClearTheWay(store::ObjectStore& store, const ckpt::AttemptKey& key)
       return LostTo(**published);
     }
     RETURN_IF_ERROR(store::MakeDirectories(store, ckpt::kBadFolder));
-    RETURN_IF_ERROR(store.RenameNoReplace(step, aside + ".step"));
-    RETURN_IF_ERROR(store.SyncDirectory(""));
-    RETURN_IF_ERROR(store.SyncDirectory(ckpt::kBadFolder));
+    RETURN_IF_ERROR(store.PublishIfAbsent(step, aside + ".step"));
   }
   if (bad) {
-    RETURN_IF_ERROR(store.RenameNoReplace(report, aside + ".reason"));
-    RETURN_IF_ERROR(store.SyncDirectory(ckpt::kBadFolder));
+    RETURN_IF_ERROR(store.PublishIfAbsent(report, aside + ".reason"));
   }
   return absl::OkStatus();
 }
@@ -328,7 +325,7 @@ absl::Status DescribeAttempt(store::ObjectStore& store,
       Annotate(ckpt::ValidateManifest(manifest), "the seals do not make a whole state"));
   RETURN_IF_ERROR(CheckFilesExist(store, attempt, manifest));
   RETURN_IF_ERROR(Describe(store, attempt, manifest));
-  return Tidy(store, attempt);
+  return RemoveSeals(store, attempt);
 }
 
 }  // namespace
@@ -470,7 +467,7 @@ absl::StatusOr<SettleResult> SettleDescribedAttempt(store::ObjectStore& store,
     }
     RETURN_IF_ERROR(clear);
     RETURN_IF_ERROR(CheckFilesExist(store, attempt, described->manifest()));
-    RETURN_IF_ERROR(Tidy(store, attempt));
+    RETURN_IF_ERROR(RemoveSeals(store, attempt));
   }
   ASSIGN_OR_RETURN(result.committed, Publish(store, job, key));
   result.state = SettledState::kCommitted;
@@ -514,7 +511,7 @@ absl::StatusOr<std::vector<ckpt::Seal>> ReadSeals(const store::ObjectStore& stor
   }
   RETURN_IF_ERROR(entries.status());
   for (const store::ListedEntry& entry : *entries) {
-    if (entry.is_directory || absl::EndsWith(entry.name, ".part")) {
+    if (entry.is_directory) {
       continue;
     }
     ASSIGN_OR_RETURN(const std::string bytes,

@@ -6,7 +6,6 @@
 
 #include <absl/strings/str_cat.h>
 
-#include "common/crypto.h"
 #include "coordinator/saves/saves.h"
 
 namespace ravel::coordinator {
@@ -36,10 +35,11 @@ absl::StatusOr<ckpt::CommitRecord> ReadCommit(const store::ObjectStore& store,
   for (const store::ListedEntry& entry : entries) {
     sizes[entry.name] = entry.size;
   }
+  if (sizes.contains(std::string(ckpt::kDeletedFile))) {
+    return absl::DataLossError(std::string(kWithdrawn));
+  }
   if (!sizes.contains(std::string(ckpt::kCommitFile))) {
-    return absl::DataLossError(sizes.contains(std::string(ckpt::kDeletedFile))
-                                   ? std::string(kWithdrawn)
-                                   : std::string("COMMIT is missing"));
+    return absl::DataLossError("COMMIT is missing");
   }
   ASSIGN_OR_RETURN(
       const std::string text,
@@ -125,13 +125,12 @@ absl::StatusOr<StepListing> ListSteps(const store::ObjectStore& store, int64_t n
 absl::Status MarkBad(store::ObjectStore& store, int64_t step, std::string_view reason) {
   RETURN_IF_ERROR(store::MakeDirectories(store, ckpt::kBadFolder));
   const std::string path = JoinPath(ckpt::kBadFolder, ckpt::StepName(step));
-  const absl::Status put = store::PutNew(store, path, reason, RandomHex(8));
+  const absl::Status put = store.Put(path, reason);
   return absl::IsAlreadyExists(put) ? absl::OkStatus() : put;
 }
 
 absl::Status UnmarkBad(store::ObjectStore& store, int64_t step) {
-  RETURN_IF_ERROR(store.Remove(JoinPath(ckpt::kBadFolder, ckpt::StepName(step))));
-  return store.SyncDirectory(ckpt::kBadFolder);
+  return store.Withdraw(JoinPath(ckpt::kBadFolder, ckpt::StepName(step)));
 }
 
 }  // namespace ravel::coordinator

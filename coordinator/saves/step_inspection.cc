@@ -106,6 +106,9 @@ StepInspection InspectOnce(const store::ObjectStore& store, int64_t step, Inspec
   if (!sizes.ok()) {
     return Unreadable(sizes.status());
   }
+  if (sizes->contains(std::string(ckpt::kDeletedFile))) {
+    return Unreadable("it is being deleted");
+  }
   const auto manifest = sizes->find(std::string(ckpt::kManifestFile));
   if (manifest == sizes->end() || manifest->second != commit.manifest_bytes) {
     return Unreadable(

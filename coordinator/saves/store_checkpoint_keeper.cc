@@ -1,8 +1,8 @@
-// CheckpointKeeper over a POSIX folder per job. OWNER says whose folder it is and is checked before
-// anything is changed, so that two jobs or clusters never write into each other's history; the
-// first launch claims the folder. A restore first settles the newest attempt of which all seals are
-// there (its commit may only have lacked the coordinator), then chooses the newest good step. Every
-// call may block for long and runs on the store's pool; calls may be repeated after a crash.
+// CheckpointKeeper over a folder per job in a store. OWNER says whose folder it is and is checked
+// before anything is changed, so that two jobs or clusters never write into each other's history;
+// the first launch claims the folder. A restore first settles the newest attempt of which all seals
+// are there (its commit may only have lacked the coordinator), then chooses the newest good step.
+// Every call may block for long and runs on the store's pool; calls may be repeated after a crash.
 
 #include "coordinator/saves/store_checkpoint_keeper.h"
 
@@ -20,7 +20,7 @@
 #include "common/plan/numerics.h"
 #include "common/plan/save/save_plan.h"
 #include "common/store/committed_step.h"
-#include "common/store/file_store.h"
+#include "common/store/open_store.h"
 #include "coordinator/saves/checkpoint_leftovers.h"
 #include "coordinator/saves/checkpoint_owner.h"
 #include "coordinator/saves/checkpoint_pins.h"
@@ -32,7 +32,7 @@
 namespace ravel::coordinator {
 namespace {
 
-using store::FileStore;
+using store::ObjectStore;
 
 constexpr const char* kBuild = "ravel";
 constexpr int64_t kTidyEveryMs = 3600 * 1000;
@@ -44,7 +44,7 @@ OwnerRecord OwnerOf(const CheckpointJob& job, int64_t created_ms) {
           created_ms};
 }
 
-absl::Status CheckOurs(const FileStore& files, const CheckpointJob& job) {
+absl::Status CheckOurs(const ObjectStore& files, const CheckpointJob& job) {
   return CheckOwner(files, OwnerOf(job, 0));
 }
 
@@ -75,7 +75,7 @@ std::string Hex(const ckpt::SaveId& id) {
   return text;
 }
 
-CommittedSave Describe(const FileStore& files, const CommittedStepInfo& info) {
+CommittedSave Describe(const ObjectStore& files, const CommittedStepInfo& info) {
   return {info.step,
           files.Locate(info.directory),
           info.commit.bytes,
@@ -83,10 +83,10 @@ CommittedSave Describe(const FileStore& files, const CommittedStepInfo& info) {
           Hex(info.commit.save_id)};
 }
 
-absl::Status HoldsHistory(const FileStore& files, const CommittedStepInfo& newest) {
+absl::Status HoldsHistory(const ObjectStore& files, const CommittedStepInfo& newest) {
   return absl::InvalidArgumentError(
       absl::StrCat("spec.checkpoint.resumeFrom: ",
-                   files.root(),
+                   files.Locate(""),
                    " holds steps of an earlier job, up to ",
                    newest.step,
                    " (job uid ",
@@ -98,7 +98,7 @@ absl::Status HoldsHistory(const FileStore& files, const CommittedStepInfo& newes
 }
 
 // The first launch of a job: its folder is made and becomes its own.
-absl::Status ClaimRoot(FileStore& files, const CheckpointJob& job, int64_t now_ms) {
+absl::Status ClaimRoot(ObjectStore& files, const CheckpointJob& job, int64_t now_ms) {
   RETURN_IF_ERROR(files.MakeRoot());
   Takeover takeover = Takeover::kSameCluster;
   if (job.spec.checkpoint.resume_from == "auto") {
@@ -116,7 +116,7 @@ absl::Status ClaimRoot(FileStore& files, const CheckpointJob& job, int64_t now_m
 // A job that has run: OWNER must be there. Only a folder that another proof ties to the job, the
 // COMMIT of the very step that its record names, gets the OWNER that releases before 2 did not
 // write.
-absl::Status CheckRoot(FileStore& files,
+absl::Status CheckRoot(ObjectStore& files,
                        const CheckpointJob& job,
                        int64_t committed_step,
                        int64_t now_ms) {
@@ -134,7 +134,7 @@ absl::Status CheckRoot(FileStore& files,
 }
 
 // Attempts of the job above the recorded commit, newest first.
-absl::StatusOr<std::vector<ckpt::AttemptKey>> NewerAttempts(const FileStore& files,
+absl::StatusOr<std::vector<ckpt::AttemptKey>> NewerAttempts(const ObjectStore& files,
                                                             const CheckpointJob& job,
                                                             int64_t committed_step) {
   ASSIGN_OR_RETURN(std::vector<ckpt::AttemptKey> attempts, ListAttempts(files));
@@ -148,7 +148,7 @@ absl::StatusOr<std::vector<ckpt::AttemptKey>> NewerAttempts(const FileStore& fil
 
 // One attempt, if all its seals are there. Their number is the size of the epoch that made it; the
 // hash of the plan in each of them proves it.
-absl::StatusOr<std::optional<SettledSave>> SettleOne(FileStore& files,
+absl::StatusOr<std::optional<SettledSave>> SettleOne(ObjectStore& files,
                                                      const CheckpointJob& job,
                                                      const RestoreQuery& query,
                                                      const ckpt::AttemptKey& key,
@@ -183,7 +183,7 @@ absl::StatusOr<std::optional<SettledSave>> SettleOne(FileStore& files,
       SettledSave{Describe(files, *result.committed), key.epoch, key.attempt, ranks});
 }
 
-absl::StatusOr<std::optional<SettledSave>> SettleNewest(FileStore& files,
+absl::StatusOr<std::optional<SettledSave>> SettleNewest(ObjectStore& files,
                                                         const CheckpointJob& job,
                                                         const RestoreQuery& query,
                                                         int64_t now_ms) {
@@ -210,10 +210,12 @@ absl::StatusOr<std::optional<SettledSave>> SettleNewest(FileStore& files,
 }
 
 // Later steps of other jobs go out of the way of a job that was told where to begin.
-absl::Status SetOthersAside(FileStore& files, const CheckpointJob& job, const RestorePoint& start) {
+absl::Status SetOthersAside(ObjectStore& files,
+                            const CheckpointJob& job,
+                            const RestorePoint& start) {
   // If the start is in another folder, or there is none, no step that lies here is part of this
   // history.
-  const bool here = start.path.starts_with(files.root() + "/");
+  const bool here = start.path.starts_with(files.Locate("") + "/");
   ASSIGN_OR_RETURN(const std::vector<std::string> moved,
                    SetAside(files, job.uid, here ? start.step : -1));
   if (!moved.empty()) {
@@ -227,7 +229,7 @@ absl::Status SetOthersAside(FileStore& files, const CheckpointJob& job, const Re
   return absl::OkStatus();
 }
 
-absl::StatusOr<RestorePoint> ChooseStart(FileStore& files,
+absl::StatusOr<RestorePoint> ChooseStart(ObjectStore& files,
                                          const CheckpointJob& job,
                                          const RestoreQuery& query) {
   if (!query.has_commit && job.spec.checkpoint.resume_from != "auto") {
@@ -250,13 +252,13 @@ absl::StatusOr<RestorePoint> ChooseStart(FileStore& files,
 }
 
 void UnpinStart(const CheckpointJob& job) {
-  std::optional<StartLocation> start = StartElsewhere(job.spec);
+  const absl::StatusOr<std::optional<store::StorePlace>> start = StartElsewhere(job.spec);
   const std::optional<int64_t> step =
-      start ? ckpt::ParseStepName(start->directory) : std::optional<int64_t>();
+      start.ok() && *start ? ckpt::ParseStepName((*start)->name) : std::optional<int64_t>();
   if (!step) {
     return;
   }
-  const absl::Status status = UnpinStep(start->parent, *step, JobPinHolder(job.uid));
+  const absl::Status status = UnpinStep(*(*start)->parent, *step, JobPinHolder(job.uid));
   if (!status.ok()) {
     log::Warning(absl::StrCat("job ",
                               job.spec.name,
@@ -281,14 +283,15 @@ std::string StoreCheckpointKeeper::Root(const plan::JobSpec& spec) const {
 }
 
 absl::Status StoreCheckpointKeeper::Check(const CheckpointJob& job) {
-  const FileStore files(Root(job.spec));
+  ASSIGN_OR_RETURN(const std::unique_ptr<ObjectStore> opened, store::OpenStore(Root(job.spec)));
+  const ObjectStore& files = *opened;
   RETURN_IF_ERROR(Annotate(files.ProbeWritable(), "spec.checkpoint.store"));
   const absl::StatusOr<std::optional<OwnerRecord>> owner = ReadOwner(files);
   RETURN_IF_ERROR(Annotate(owner.status(), "spec.checkpoint.store"));
   if (*owner && (*owner)->cluster_id != job.cluster_id) {
     return absl::InvalidArgumentError(
         absl::StrCat("spec.checkpoint.store: ",
-                     files.root(),
+                     files.Locate(""),
                      " belongs to job ",
                      (*owner)->job_name,
                      " (uid ",
@@ -296,7 +299,7 @@ absl::Status StoreCheckpointKeeper::Check(const CheckpointJob& job) {
                      ") of another cluster (",
                      (*owner)->cluster_id,
                      "); choose another name or store; resumeFrom: ",
-                     files.root(),
+                     files.Locate(""),
                      "/step-... may read its steps from there. If that cluster is gone for good, "
                      "remove ",
                      files.Locate(ckpt::kOwnerFile)));
@@ -309,16 +312,16 @@ absl::Status StoreCheckpointKeeper::Check(const CheckpointJob& job) {
   if (wanted.resume_from == "none" && !wanted.fresh && !listing.steps.empty()) {
     return absl::InvalidArgumentError(
         absl::StrCat("spec.checkpoint.resumeFrom: none, but ",
-                     files.root(),
+                     files.Locate(""),
                      " holds commits; set fresh: true or another store"));
   }
   return NamesStart(job.spec) ? CheckNamedStart(files, job.spec) : absl::OkStatus();
 }
 
 absl::Status StoreCheckpointKeeper::PinStart(const CheckpointJob& job, int64_t for_seconds) {
-  std::optional<StartLocation> start = StartElsewhere(job.spec);
+  ASSIGN_OR_RETURN(const std::optional<store::StorePlace> start, StartElsewhere(job.spec));
   const std::optional<int64_t> step =
-      start ? ckpt::ParseStepName(start->directory) : std::optional<int64_t>();
+      start ? ckpt::ParseStepName(start->name) : std::optional<int64_t>();
   if (!step) {
     return absl::OkStatus();
   }
@@ -327,7 +330,7 @@ absl::Status StoreCheckpointKeeper::PinStart(const CheckpointJob& job, int64_t f
                              .until_s = for_seconds > 0 ? NowSeconds() + for_seconds : 0};
   const std::string why = absl::StrCat(
       "job ", job.spec.namespace_name, "/", job.spec.name, " (uid ", job.uid, ") begins here\n");
-  const absl::Status pinned = PinStep(start->parent, pin, why);
+  const absl::Status pinned = PinStep(*start->parent, pin, why);
   if (absl::IsFailedPrecondition(pinned)) {
     return Annotate(pinned, "spec.checkpoint.resumeFrom");
   }
@@ -345,7 +348,8 @@ absl::Status StoreCheckpointKeeper::PinStart(const CheckpointJob& job, int64_t f
 
 absl::StatusOr<CommittedSave> StoreCheckpointKeeper::Commit(const CheckpointJob& job,
                                                             const SaveRequest& request) {
-  FileStore files(Root(job.spec));
+  ASSIGN_OR_RETURN(const std::unique_ptr<ObjectStore> opened, store::OpenStore(Root(job.spec)));
+  ObjectStore& files = *opened;
   RETURN_IF_ERROR(CheckOurs(files, job));
   ASSIGN_OR_RETURN(const plan::SavePlan save_plan, plan::BuildSavePlan(request.world->plan));
   ASSIGN_OR_RETURN(const CommittedStepInfo info,
@@ -355,7 +359,8 @@ absl::StatusOr<CommittedSave> StoreCheckpointKeeper::Commit(const CheckpointJob&
 
 absl::StatusOr<std::optional<CommittedSave>> StoreCheckpointKeeper::Settle(
     const CheckpointJob& job, const SaveRequest& request) {
-  FileStore files(Root(job.spec));
+  ASSIGN_OR_RETURN(const std::unique_ptr<ObjectStore> opened, store::OpenStore(Root(job.spec)));
+  ObjectStore& files = *opened;
   RETURN_IF_ERROR(CheckOurs(files, job));
   ASSIGN_OR_RETURN(const plan::SavePlan save_plan, plan::BuildSavePlan(request.world->plan));
   SaveContext context = ContextOf(job.spec, request);
@@ -372,7 +377,8 @@ absl::StatusOr<std::optional<CommittedSave>> StoreCheckpointKeeper::Settle(
 
 absl::StatusOr<RestorePoint> StoreCheckpointKeeper::PrepareRestore(const CheckpointJob& job,
                                                                    const RestoreQuery& query) {
-  FileStore files(Root(job.spec));
+  ASSIGN_OR_RETURN(const std::unique_ptr<ObjectStore> opened, store::OpenStore(Root(job.spec)));
+  ObjectStore& files = *opened;
   const int64_t now_ms = clock_->WallMs();
   if (query.has_commit || query.has_run) {
     RETURN_IF_ERROR(CheckRoot(files, job, query.committed_step, now_ms));
@@ -386,6 +392,8 @@ absl::StatusOr<RestorePoint> StoreCheckpointKeeper::PrepareRestore(const Checkpo
                         .status());
   }
   ASSIGN_OR_RETURN(std::optional<SettledSave> settled, SettleNewest(files, job, query, now_ms));
+  // The epoch that is prepared now: what nodes of earlier ones still write is theirs alone.
+  RETURN_IF_ERROR(files.Fence("", ckpt::JobTag(job.uid), query.rollback_epoch));
   RETURN_IF_ERROR(CleanAttemptsOf(files, job.uid));
   if (!query.has_commit) {
     RETURN_IF_ERROR(PinStart(job, 0));
@@ -423,7 +431,8 @@ absl::StatusOr<std::string> StoreCheckpointKeeper::CheckRollback(const Checkpoin
 
 absl::StatusOr<std::string> StoreCheckpointKeeper::FindGoodStep(const CheckpointJob& job,
                                                                 int64_t step) const {
-  const FileStore files(Root(job.spec));
+  ASSIGN_OR_RETURN(const std::unique_ptr<ObjectStore> opened, store::OpenStore(Root(job.spec)));
+  const ObjectStore& files = *opened;
   RETURN_IF_ERROR(CheckOurs(files, job));
   const std::string path = files.Locate(ckpt::StepName(step));
   const std::string report = store::JoinPath(ckpt::kBadFolder, ckpt::StepName(step));
@@ -441,7 +450,8 @@ absl::StatusOr<std::string> StoreCheckpointKeeper::FindGoodStep(const Checkpoint
 absl::StatusOr<StepVerdict> StoreCheckpointKeeper::Condemn(const CheckpointJob& job,
                                                            int64_t step,
                                                            const std::string& reason) {
-  FileStore files(Root(job.spec));
+  ASSIGN_OR_RETURN(const std::unique_ptr<ObjectStore> opened, store::OpenStore(Root(job.spec)));
+  ObjectStore& files = *opened;
   RETURN_IF_ERROR(CheckOurs(files, job));
   const StepInspection inspected = InspectStep(files, step, InspectionDepth::kDeep);
   if (inspected.condition == StepCondition::kGood) {
@@ -458,7 +468,8 @@ absl::StatusOr<StepVerdict> StoreCheckpointKeeper::Condemn(const CheckpointJob& 
 
 absl::StatusOr<std::vector<int64_t>> StoreCheckpointKeeper::Retain(const CheckpointJob& job,
                                                                    int64_t in_use_step) {
-  FileStore files(Root(job.spec));
+  ASSIGN_OR_RETURN(const std::unique_ptr<ObjectStore> opened, store::OpenStore(Root(job.spec)));
+  ObjectStore& files = *opened;
   RETURN_IF_ERROR(CheckOurs(files, job));
   std::set<int64_t> in_use;
   if (in_use_step >= 0) {
@@ -491,10 +502,11 @@ absl::StatusOr<std::vector<int64_t>> StoreCheckpointKeeper::Retain(const Checkpo
 }
 
 absl::Status StoreCheckpointKeeper::RemoveAttempt(const CheckpointJob& job, ckpt::AttemptKey key) {
-  FileStore files(Root(job.spec));
+  ASSIGN_OR_RETURN(const std::unique_ptr<ObjectStore> opened, store::OpenStore(Root(job.spec)));
+  ObjectStore& files = *opened;
   RETURN_IF_ERROR(CheckOurs(files, job));
   key.job_tag = ckpt::JobTag(job.uid);
-  return store::RemoveTree(files, ckpt::AttemptName(key));
+  return store::WithdrawIfThere(files, ckpt::AttemptName(key));
 }
 
 absl::StatusOr<std::optional<SettledSave>> StoreCheckpointKeeper::Release(
@@ -506,7 +518,8 @@ absl::StatusOr<std::optional<SettledSave>> StoreCheckpointKeeper::Release(
     tidied_ms_.erase(job.uid);
   }
   claims_.EndWant(job.uid);
-  FileStore files(Root(job.spec));
+  ASSIGN_OR_RETURN(const std::unique_ptr<ObjectStore> opened, store::OpenStore(Root(job.spec)));
+  ObjectStore& files = *opened;
   if (!query.has_commit && !query.has_run) {
     return std::optional<SettledSave>();  // it never wrote
   }
@@ -521,7 +534,8 @@ absl::Status StoreCheckpointKeeper::Mark(const CheckpointJob& job,
                                          int64_t step,
                                          MarkChange change,
                                          const std::string& reason) {
-  FileStore files(Root(job.spec));
+  ASSIGN_OR_RETURN(const std::unique_ptr<ObjectStore> opened, store::OpenStore(Root(job.spec)));
+  ObjectStore& files = *opened;
   RETURN_IF_ERROR(CheckOurs(files, job));
   switch (change) {
     case MarkChange::kPin:
@@ -535,7 +549,8 @@ absl::Status StoreCheckpointKeeper::Mark(const CheckpointJob& job,
 }
 
 absl::StatusOr<FolderView> StoreCheckpointKeeper::Look(const CheckpointJob& job) {
-  const FileStore files(Root(job.spec));
+  ASSIGN_OR_RETURN(const std::unique_ptr<ObjectStore> opened, store::OpenStore(Root(job.spec)));
+  const ObjectStore& files = *opened;
   RETURN_IF_ERROR(CheckOurs(files, job));
   ASSIGN_OR_RETURN(const StepListing listing, ListSteps(files, NowSeconds()));
   ASSIGN_OR_RETURN(const std::vector<Leftover> leftovers, ListLeftovers(files, job.uid));
@@ -562,7 +577,8 @@ absl::StatusOr<FolderView> StoreCheckpointKeeper::Look(const CheckpointJob& job)
 }
 
 absl::Status StoreCheckpointKeeper::RemoveAll(const CheckpointJob& job) {
-  FileStore files(Root(job.spec));
+  ASSIGN_OR_RETURN(const std::unique_ptr<ObjectStore> opened, store::OpenStore(Root(job.spec)));
+  ObjectStore& files = *opened;
   RETURN_IF_ERROR(CheckOurs(files, job));
   return RemoveAllOf(files, job.uid);
 }

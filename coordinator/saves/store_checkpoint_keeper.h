@@ -12,7 +12,7 @@
 
 namespace ravel::coordinator {
 
-// CheckpointKeeper over coordinator/saves and a POSIX directory: STORE/<job name>, or
+// CheckpointKeeper over coordinator/saves and a folder of a store: STORE/<job name>, or
 // STORE/<namespace>.<job name> outside of the namespace default.
 class StoreCheckpointKeeper : public CheckpointKeeper {
  public:

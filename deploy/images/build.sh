@@ -10,7 +10,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 usage() {
   cat >&2 <<'TEXT'
 usage: deploy/images/build.sh --bin DIR --output DIR [options]
-  --bin DIR       programs: ravel-coordinator, ravel-worker, ravel-trainer, ravelctl
+  --bin DIR       programs: ravel-coordinator, ravel-store, ravel-worker, ravel-trainer, ravelctl
   --output DIR    gets root/ (the file system), oci/ (the image, tag as below) and sbom.spdx.json; must not exist, or be one of these
   --cuda DIR      also libravel_cuda.so of --bin, and cuBLASLt, cuDNN and NCCL of this folder
   --tag TAG       of the image (default: the version of the programs)
@@ -34,7 +34,7 @@ die() {
   echo "build.sh: $*" >&2
   exit 1
 }
-programs=(ravel-coordinator ravel-worker ravel-trainer ravelctl)
+programs=(ravel-coordinator ravel-store ravel-worker ravel-trainer ravelctl)
 for program in "${programs[@]}"; do
   [[ -x $bin/$program ]] || die "--bin: no program $bin/$program; build it first"
 done

@@ -11,3 +11,4 @@ check() {
 }
 check ravel-coordinator 20
 check ravel-worker 40
+check ravel-store 40

@@ -21,6 +21,7 @@ INTERPRETERS = {"bash", "sh", "python3"}
 BINARIES = {  # program -> where its verbs and flags are defined
     "ravelctl": "coordinator/ctl",
     "ravel-coordinator": "coordinator",
+    "ravel-store": "worker/store",
     "ravel-worker": "worker/daemon",
     "ravel-trainer": "worker/trainer",
 }

@@ -183,7 +183,7 @@ EpochOutcome RunEpoch(const EpochArgs& args) {
   if (!args.checkpoint_root.empty()) {
     store::FileStore root(args.checkpoint_root);
     EXPECT_TRUE(root.MakeRoot().ok());
-    store::PutNew(root, ckpt::kOwnerFile, "uid", "new").IgnoreError();  // from an epoch before
+    root.Put(ckpt::kOwnerFile, "uid").IgnoreError();  // from an epoch before
   }
   Supervisor supervisor(args, plan);
   std::vector<std::thread> threads;

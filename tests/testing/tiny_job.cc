@@ -44,7 +44,9 @@ std::string ModelYaml(const TinyJob& job) {
 }
 
 std::string CheckpointYaml(const TinyJob& job) {
-  std::string text = absl::StrCat("  checkpoint:\n    store: \"file://",
+  const bool url = job.store.find("://") != std::string::npos;
+  std::string text = absl::StrCat("  checkpoint:\n    store: \"",
+                                  url ? "" : "file://",
                                   job.store,
                                   "\"\n",
                                   "    everySteps: ",

@@ -12,7 +12,7 @@ namespace ravel::testing {
 struct TinyJob {
   std::string name = "tiny";
   std::string tokens_path;  // flat_u16 file
-  std::string store;        // folder for checkpoints
+  std::string store;        // folder for checkpoints, or a URL
   int64_t workers = 2;
   std::vector<int64_t> sizes = {};  // elastic.sizes; empty = fixed size
   int64_t steps = 10;

@@ -14,12 +14,12 @@ absl::Status RemoveAttempt(store::ObjectStore& store, const ckpt::AttemptKey& ke
   ckpt::AttemptKey removed_key = key;
   removed_key.attempt += kRemovedAttempt;
   const std::string removed = ckpt::AttemptName(removed_key);
-  const absl::Status renamed = store.RenameNoReplace(ckpt::AttemptName(key), removed);
+  const absl::Status renamed = store.PublishIfAbsent(ckpt::AttemptName(key), removed);
   if (absl::IsNotFound(renamed)) {
     return absl::OkStatus();  // committed or removed by the coordinator
   }
   RETURN_IF_ERROR(renamed);
-  return store::RemoveTree(store, removed);
+  return store::WithdrawIfThere(store, removed);
 }
 
 }  // namespace
@@ -31,10 +31,7 @@ absl::StatusOr<bool> UnacknowledgedAttempts::IsComplete(const store::ObjectStore
     return false;
   }
   RETURN_IF_ERROR(seals.status());
-  const int64_t whole = std::count_if(seals->begin(), seals->end(), [](const auto& entry) {
-    return entry.name.find('.') == std::string::npos;  // not a part
-  });
-  return whole == ranks_;
+  return std::ssize(*seals) == ranks_;
 }
 
 absl::StatusOr<std::vector<ckpt::AttemptKey>> UnacknowledgedAttempts::Trim(

@@ -22,8 +22,8 @@ class UnacknowledgedAttempts {
   void Sealed(const ckpt::AttemptKey& key) { attempts_.push_back(key); }
   // Forgets attempts of steps up to `answered_step`, keeps the newest complete ones (sealed by all
   // ranks) and what is newer than these, removes the others. Returns what was removed. An attempt
-  // is renamed before anything in it is deleted, so that a coordinator that is back commits all of
-  // it or finds nothing.
+  // gets another name before anything in it is deleted, so that a coordinator that is back commits
+  // all of it or finds nothing.
   absl::StatusOr<std::vector<ckpt::AttemptKey>> Trim(store::ObjectStore& store,
                                                      int64_t answered_step);
 

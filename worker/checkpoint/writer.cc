@@ -7,7 +7,6 @@
 #include <atomic>
 #include <cstring>
 #include <map>
-#include <set>
 #include <utility>
 
 #include <absl/base/thread_annotations.h>
@@ -79,8 +78,7 @@ class CheckpointWriter::Worker {
   struct OpenFile {
     std::unique_ptr<store::FileWriter> writer;  // null when it was not opened yet
     std::string path;                           // its final one
-    bool created = false;
-    bool renamed = false;
+    bool finished = false;
   };
   // Files and folders that a save has made so far.
   struct Written {
@@ -340,21 +338,11 @@ absl::StatusOr<ckpt::Seal> CheckpointWriter::Worker::WriteAndSeal(const SaveRequ
   for (const HuggingFaceFile& file : options_.hugging_face_files) {
     RETURN_IF_ERROR(WriteSmallFile(attempt, file, seal));
   }
-  std::set<std::string> folders;
-  for (const ckpt::FileRecord& file : seal.files) {
-    folders.insert(file.path.substr(0, file.path.find('/')));
-  }
-  for (const std::string& folder : folders) {
-    RETURN_IF_ERROR(store_->SyncDirectory(store::JoinPath(attempt, folder)));
-  }
   DigestImages(seal);
   seal.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   RETURN_IF_ERROR(CheckWanted(request.step));
-  const absl::Status sealed =
-      store::PutNew(*store_,
-                    store::JoinPath(attempt, ckpt::SealFileName(options_.rank)),
-                    ckpt::EncodeSeal(seal),
-                    "new");
+  const absl::Status sealed = store_->Put(
+      store::JoinPath(attempt, ckpt::SealFileName(options_.rank)), ckpt::EncodeSeal(seal));
   written.seal = !absl::IsAlreadyExists(sealed);  // else it is another save's
   RETURN_IF_ERROR(sealed);
   return seal;
@@ -366,13 +354,11 @@ absl::Status CheckpointWriter::Worker::MakeFolders(const std::string& attempt) {
        {ckpt::kModelFolder, ckpt::kOptimizerFolder, ckpt::kHuggingFaceFolder, ckpt::kSealsFolder}) {
     RETURN_IF_ERROR(store_->MakeDirectory(store::JoinPath(attempt, folder)));
   }
-  RETURN_IF_ERROR(store_->SyncDirectory(attempt));
-  return store_->SyncDirectory("");
+  return absl::OkStatus();
 }
 
 absl::Status CheckpointWriter::Worker::Open(OpenFile& file, int64_t bytes) {
-  ASSIGN_OR_RETURN(file.writer, store_->Create(file.path + ".part", bytes));
-  file.created = true;
+  ASSIGN_OR_RETURN(file.writer, store_->Create(file.path, bytes));
   return absl::OkStatus();
 }
 
@@ -394,7 +380,7 @@ absl::Status CheckpointWriter::Worker::Reserve(const std::string& attempt,
 
 void CheckpointWriter::Worker::RemoveFiles(const std::string& attempt, Written& written) {
   const auto remove = [this](const std::string& path) {
-    const absl::Status removed = store_->Remove(path);
+    const absl::Status removed = store_->Withdraw(path);
     if (removed.ok() || absl::IsNotFound(removed)) {
       return true;
     }
@@ -404,15 +390,14 @@ void CheckpointWriter::Worker::RemoveFiles(const std::string& attempt, Written& 
   // The seal first: one that is there says that the files are.
   if (written.seal) {
     const std::string seal = store::JoinPath(attempt, ckpt::SealFileName(options_.rank));
-    if (!remove(seal) ||
-        !store_->SyncDirectory(store::JoinPath(attempt, ckpt::kSealsFolder)).ok()) {
+    if (!remove(seal)) {
       return;
     }
   }
   for (OpenFile& file : written.files) {
     file.writer.reset();
-    if (file.created) {
-      remove(file.renamed ? file.path : file.path + ".part");
+    if (file.finished) {
+      remove(file.path);
     }
   }
 }
@@ -422,7 +407,7 @@ absl::Status CheckpointWriter::Worker::WriteImage(int64_t step,
                                                   OpenFile& open,
                                                   ckpt::Seal& seal) {
   const plan::SaveFile& file = *image.file;
-  if (!open.created) {
+  if (open.writer == nullptr) {
     RETURN_IF_ERROR(Open(open, file.size));
   }
   for (int64_t at = 0; at < file.size; at += kWriteBytes) {
@@ -431,10 +416,10 @@ absl::Status CheckpointWriter::Worker::WriteImage(int64_t step,
     const size_t bytes = Size(std::min(kWriteBytes, file.size - at));
     RETURN_IF_ERROR(open.writer->Append({image.data + at, bytes}));
   }
-  RETURN_IF_ERROR(open.writer->Finish());
+  const absl::Status finished = open.writer->Finish();
+  open.finished = !absl::IsAlreadyExists(finished);  // perhaps: else it is another save's
+  RETURN_IF_ERROR(finished);
   open.writer.reset();
-  RETURN_IF_ERROR(store_->RenameNoReplace(open.path + ".part", open.path));
-  open.renamed = true;
 
   ckpt::FileRecord record = {.path = file.path,
                              .size = file.size,
@@ -462,7 +447,7 @@ absl::Status CheckpointWriter::Worker::WriteSmallFile(const std::string& attempt
                                                       const HuggingFaceFile& file,
                                                       ckpt::Seal& seal) {
   const std::string path = store::JoinPath(ckpt::kHuggingFaceFolder, file.name);
-  RETURN_IF_ERROR(store::PutNew(*store_, store::JoinPath(attempt, path), file.content, "new"));
+  RETURN_IF_ERROR(store_->Put(store::JoinPath(attempt, path), file.content));
   const auto size = static_cast<int64_t>(file.content.size());
   seal.files.push_back({.path = path,
                         .size = size,

@@ -248,6 +248,8 @@ int Start(const Flags& flags) {
   if (flags.dev_loopback) {
     log::Warning("--dev-loopback: plaintext, one local user; never on a network");
   } else {
+    // Trainers call stores as this node; they read the files, so a renewed certificate counts.
+    setenv("RAVEL_STORE_IDENTITY", (flags.work_dir + "/identity").c_str(), 0);
     log::Info(absl::StrCat("other hosts' trainers reach this host at ", options.data_address));
   }
   if (std::getenv("RAVEL_FAULTS") != nullptr && !flags.enable_faults) {

@@ -103,7 +103,8 @@ PreflightResult CheckPaths(const PreflightPaths& paths) {
   if (!found.ok()) {
     return {found, "DataError"};
   }
-  if (!paths.checkpoint_root.empty()) {
+  // A store that is a service is asked by the trainer itself, before its first step.
+  if (!paths.checkpoint_root.empty() && paths.checkpoint_root.find("://") == std::string::npos) {
     found = Annotate(CheckStore(paths.checkpoint_root), "checkpoint.store");
   }
   return {found, found.ok() ? "" : "StoreUnavailable"};

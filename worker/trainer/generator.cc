@@ -18,7 +18,7 @@
 #include "common/json.h"
 #include "common/philox.h"
 #include "common/signed_size.h"
-#include "common/store/file_store.h"
+#include "common/store/open_store.h"
 #include "worker/checkpoint/loader.h"
 
 namespace ravel::trainer {
@@ -130,17 +130,9 @@ int32_t SampleToken(const SampleArgs& args) {
 }
 
 absl::StatusOr<std::unique_ptr<Generator>> Generator::Open(const std::string& step_directory) {
-  std::string path = step_directory;
-  while (path.size() > 1 && path.ends_with('/')) {
-    path.pop_back();
-  }
-  const size_t slash = path.rfind('/');
-  if (path.empty() || path[0] != '/' || slash + 1 == path.size()) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("checkpoint: expected an absolute step directory, got ", step_directory));
-  }
-  const store::FileStore files(slash == 0 ? "/" : path.substr(0, slash));
-  const std::string name = path.substr(slash + 1);
+  ASSIGN_OR_RETURN(const store::StorePlace place, store::OpenParent(step_directory));
+  const store::ObjectStore& files = *place.parent;
+  const std::string& name = place.name;
   ASSIGN_OR_RETURN(const std::string config_text,
                    store::ReadFile(files, name + "/hf/config.json", kMaxConfigBytes));
   ASSIGN_OR_RETURN(const plan::ModelConfig config, plan::ParseHuggingFaceConfig(config_text));

@@ -19,7 +19,7 @@
 #include "common/logging.h"
 #include "common/plan/plan_pieces.h"
 #include "common/signed_size.h"
-#include "common/store/file_store.h"
+#include "common/store/open_store.h"
 #include "worker/checkpoint/loader.h"
 #include "worker/optim/loss_scale.h"
 #include "worker/optim/stored_state.h"
@@ -172,25 +172,19 @@ absl::Status CheckDigests(const checkpoint::StepLoader& loader, comm::Communicat
 
 // The step directory that the job resumes from, in the store that holds it.
 struct SavedStep {
-  std::unique_ptr<store::FileStore> files;
+  std::unique_ptr<store::ObjectStore> files;
   std::optional<checkpoint::StepLoader> loader;
 };
 
 absl::StatusOr<SavedStep> OpenSaved(const Assignment& assignment) {
-  std::string path = assignment.restore_path;
-  while (path.size() > 1 && path.ends_with('/')) {
-    path.pop_back();
-  }
-  const size_t slash = path.rfind('/');
-  if (slash == std::string::npos || slash + 1 == path.size()) {
-    return WithCode(absl::InvalidArgumentError(absl::StrCat(
-                        "restore path: expected an absolute step directory, got ", path)),
-                    ExitCode::kPlanMismatch);
+  absl::StatusOr<store::StorePlace> place = store::OpenParent(assignment.restore_path);
+  if (!place.ok()) {
+    return WithCode(Annotate(place.status(), "restore path"), ExitCode::kPlanMismatch);
   }
   SavedStep saved;
-  saved.files = std::make_unique<store::FileStore>(slash == 0 ? "/" : path.substr(0, slash));
+  saved.files = std::move(place->parent);
   auto loader = checkpoint::StepLoader::Open(saved.files.get(),
-                                             path.substr(slash + 1),
+                                             place->name,
                                              &assignment.plan.inventory,
                                              assignment.plan.options.optimizer);
   if (!loader.ok()) {

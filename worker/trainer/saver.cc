@@ -17,6 +17,8 @@
 #include "common/json.h"
 #include "common/logging.h"
 #include "common/plan/save/save_headers.h"
+#include "common/store/file_store.h"
+#include "common/store/open_store.h"
 #include "common/version.h"
 #include "worker/optim/loss_scale.h"
 #include "worker/optim/stored_state.h"
@@ -106,7 +108,7 @@ absl::StatusOr<std::unique_ptr<Saver>> Saver::Create(const Assignment& assignmen
     return WithCode(plan.status(), ExitCode::kPlanMismatch);
   }
   RETURN_IF_ERROR(CheckSavePlan(assignment, *plan));
-  auto store = store::FileStore::FromUrl(assignment.checkpoint_root);
+  auto store = store::OpenStore(assignment.checkpoint_root);
   if (!store.ok()) {
     return WithCode(store.status(), ExitCode::kPlanMismatch);
   }

@@ -11,7 +11,7 @@
 
 #include "common/plan/save/save_plan.h"
 #include "common/status.h"
-#include "common/store/file_store.h"
+#include "common/store/object_store.h"
 #include "worker/checkpoint/writer.h"
 #include "worker/trainer/command_box.h"
 #include "worker/trainer/rank_engine.h"
@@ -52,7 +52,7 @@ class Saver {
   // State that the writer's thread needs, also when it is left behind.
   struct Target {
     plan::SavePlan plan;
-    std::unique_ptr<store::FileStore> store;
+    std::unique_ptr<store::ObjectStore> store;
   };
   Saver(const Assignment& assignment, Reporter& reporter, CommandBox& box, RankEngine& engine)
       : assignment_(assignment), reporter_(reporter), box_(box), engine_(engine) {}

@@ -70,11 +70,11 @@ TEST_F(StepVerifierTest, ADeletedFileIsNamed) {
   for (const std::string& file : Files()) {
     SCOPED_TRACE(file);
     const std::string before = Read(file);
-    ASSERT_TRUE(store_.Remove(Path(file)).ok());
+    ASSERT_TRUE(store_.Withdraw(Path(file)).ok());
     const VerifyReport quick = VerifyStep(store_, kStep, VerifyDepth::kQuick);
     ASSERT_FALSE(quick.ok());
     EXPECT_THAT(quick.problems.front().Text(), HasSubstr(file));
-    ASSERT_TRUE(PutNew(store_, Path(file), before, "x").ok());
+    ASSERT_TRUE(store_.Put(Path(file), before).ok());
   }
   EXPECT_TRUE(VerifyStep(store_, kStep, VerifyDepth::kDeep).ok());
 }
@@ -192,7 +192,7 @@ TEST_F(StepVerifierTest, AnotherStepsManifestIsRefused) {
 }
 
 TEST_F(StepVerifierTest, AStrayFileIsReportedAndNotRead) {
-  ASSERT_TRUE(PutNew(store_, Path("model/stray.safetensors"), "x", "x").ok());
+  ASSERT_TRUE(store_.Put(Path("model/stray.safetensors"), "x").ok());
   const VerifyReport report = VerifyStep(store_, kStep, VerifyDepth::kDeep);
   EXPECT_TRUE(report.ok());
   EXPECT_EQ(report.stray, std::vector<std::string>{"model/stray.safetensors"});

@@ -11,8 +11,13 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "common/store/blob_tree.h"
 #include "common/store/file_store.h"
 #include "common/store/memory_store.h"
+#include "common/store/open_store.h"
+#include "common/store/ravel_store_client.h"
+#include "tests/testing/local_store_service.h"
+#include "tests/testing/memory_blobs.h"
 
 namespace ravel::store {
 namespace {
@@ -46,20 +51,28 @@ class StoreTest : public ::testing::TestWithParam<const char*> {
   StoreTest() {
     if (std::string(GetParam()) == "file") {
       store_ = std::make_unique<FileStore>(directory_.path());
+    } else if (std::string(GetParam()) == "blobs") {
+      store_ = std::make_unique<BlobTree>(std::make_unique<testing::MemoryBlobs>(), "team/job");
+    } else if (std::string(GetParam()) == "ravel") {
+      server_ = std::make_unique<testing::LocalStore>(
+          std::vector<std::string>{directory_.path() + "/a", directory_.path() + "/b"});
+      store_ = *OpenRavelStore(server_->Url("team/job"));
+      EXPECT_TRUE(store_->MakeRoot().ok());
     } else {
       store_ = std::make_unique<MemoryStore>();
     }
   }
   void Put(const std::string& path, const std::string& contents) {
-    const absl::Status status = PutNew(*store_, path, contents, "x");
+    const absl::Status status = store_->Put(path, contents);
     ASSERT_TRUE(status.ok()) << status;
   }
 
   TemporaryDirectory directory_;
+  std::unique_ptr<testing::LocalStore> server_;
   std::unique_ptr<ObjectStore> store_;
 };
 
-INSTANTIATE_TEST_SUITE_P(Stores, StoreTest, ::testing::Values("file", "memory"));
+INSTANTIATE_TEST_SUITE_P(Stores, StoreTest, ::testing::Values("file", "memory", "ravel", "blobs"));
 
 TEST_P(StoreTest, AFileIsWhatWasAppended) {
   auto writer = store_->Create("a", 6);
@@ -85,9 +98,9 @@ TEST_P(StoreTest, CreateRefusesAnExistingFile) {
   EXPECT_EQ(*ReadFile(*store_, "a", 100), "old");
 }
 
-TEST_P(StoreTest, PutNewIsCreateIfAbsent) {
+TEST_P(StoreTest, PutIsCreateIfAbsent) {
   Put("a", "old");
-  EXPECT_TRUE(absl::IsAlreadyExists(PutNew(*store_, "a", "new", "y")));
+  EXPECT_TRUE(absl::IsAlreadyExists(store_->Put("a", "new")));
   EXPECT_EQ(*ReadFile(*store_, "a", 100), "old");
   EXPECT_EQ(store_->List("")->size(), 1u) << "the part is gone";
 }
@@ -107,8 +120,8 @@ TEST_P(StoreTest, ReadingBeyondTheEndIsTruncation) {
 TEST_P(StoreTest, WhatIsNotThereIsNotFound) {
   EXPECT_TRUE(absl::IsNotFound(store_->Open("a").status()));
   EXPECT_TRUE(absl::IsNotFound(store_->List("a").status()));
-  EXPECT_TRUE(absl::IsNotFound(store_->Remove("a")));
-  EXPECT_TRUE(absl::IsNotFound(store_->RenameNoReplace("a", "b")));
+  EXPECT_TRUE(absl::IsNotFound(store_->Withdraw("a")));
+  EXPECT_TRUE(absl::IsNotFound(store_->PublishIfAbsent("a", "b")));
   EXPECT_TRUE(absl::IsNotFound(store_->Create("no/a", 1).status()));
   EXPECT_FALSE(*Exists(*store_, "no/a"));
 }
@@ -123,34 +136,69 @@ TEST_P(StoreTest, ListingIsSortedAndTellsFoldersFromFiles) {
   EXPECT_EQ(*store_->List("d"), expected);
 }
 
-TEST_P(StoreTest, RenameNeverReplaces) {
+TEST_P(StoreTest, PublishingNeverReplaces) {
   ASSERT_TRUE(MakeDirectories(*store_, "from/x").ok());
   ASSERT_TRUE(MakeDirectories(*store_, "to").ok());
-  EXPECT_TRUE(absl::IsAlreadyExists(store_->RenameNoReplace("from", "to")))
-      << "an empty directory too";
+  Put("from/x/f", "f");
+  Put("to/f", "old");
+  EXPECT_TRUE(absl::IsAlreadyExists(store_->PublishIfAbsent("from", "to")));
+  EXPECT_EQ(*ReadFile(*store_, "to/f", 10), "old");
   Put("a", "a");
   Put("b", "b");
-  EXPECT_TRUE(absl::IsAlreadyExists(store_->RenameNoReplace("a", "b")));
+  EXPECT_TRUE(absl::IsAlreadyExists(store_->PublishIfAbsent("a", "b")));
   EXPECT_EQ(*ReadFile(*store_, "b", 10), "b");
   EXPECT_EQ(*ReadFile(*store_, "a", 10), "a");
-  EXPECT_TRUE(store_->RenameNoReplace("from", "elsewhere").ok());
-  EXPECT_TRUE(*Exists(*store_, "elsewhere/x"));
-}
-
-TEST_P(StoreTest, ReplaceReplacesFiles) {
-  Put("a", "a");
-  Put("b", "b");
-  ASSERT_TRUE(store_->Replace("a", "b").ok());
-  EXPECT_EQ(*ReadFile(*store_, "b", 10), "a");
+  EXPECT_TRUE(store_->PublishIfAbsent("from", "elsewhere").ok());
+  EXPECT_FALSE(*Exists(*store_, "from"));
+  EXPECT_EQ(*ReadFile(*store_, "elsewhere/x/f", 10), "f");
+  EXPECT_TRUE(store_->PublishIfAbsent("a", "to/a").ok());
+  EXPECT_EQ(*ReadFile(*store_, "to/a", 10), "a");
   EXPECT_FALSE(*Exists(*store_, "a"));
 }
 
-TEST_P(StoreTest, RemoveTakesFilesAndEmptyFolders) {
+TEST_P(StoreTest, WhatIsPublishedCanBePublishedElsewhereAndItsNameUsedAgain) {
+  ASSERT_TRUE(MakeDirectories(*store_, "attempt/x").ok());
+  Put("attempt/x/f", "1");
+  ASSERT_TRUE(store_->PublishIfAbsent("attempt", "step").ok());
+  ASSERT_TRUE(MakeDirectories(*store_, "aside").ok());
+  ASSERT_TRUE(store_->PublishIfAbsent("step", "aside/step").ok());
+  ASSERT_TRUE(MakeDirectories(*store_, "second/x").ok());
+  Put("second/x/f", "2");
+  ASSERT_TRUE(store_->PublishIfAbsent("second", "step").ok());
+  EXPECT_EQ(*ReadFile(*store_, "step/x/f", 10), "2");
+  EXPECT_EQ(*ReadFile(*store_, "aside/step/x/f", 10), "1");
+  ASSERT_TRUE(store_->Withdraw("aside").ok());
+  ASSERT_TRUE(store_->Withdraw("step").ok());
+  EXPECT_TRUE(store_->List("")->empty());
+}
+
+TEST_P(StoreTest, AnUnfinishedFileIsSeenByNobodyAndHoldsUpNothing) {
+  ASSERT_TRUE(store_->MakeDirectory("d").ok());
+  auto open = store_->Create("d/a", 3);
+  ASSERT_TRUE(open.ok());
+  ASSERT_TRUE((*open)->Append(Bytes("abc")).ok());
+  EXPECT_TRUE(store_->List("d")->empty());
+  EXPECT_TRUE(absl::IsNotFound(store_->Open("d/a").status()));
+  Put("d/a", "first");
+  EXPECT_TRUE(absl::IsAlreadyExists((*open)->Finish()));
+  open->reset();
+  EXPECT_EQ(*ReadFile(*store_, "d/a", 10), "first");
+  auto dropped = store_->Create("d/b", 3);
+  ASSERT_TRUE(dropped.ok());
+  dropped->reset();
+  EXPECT_EQ(store_->List("d")->size(), 1u);
+  ASSERT_TRUE(store_->Withdraw("d").ok());
+}
+
+TEST_P(StoreTest, WithdrawTakesFilesAndWholeFolders) {
   ASSERT_TRUE(MakeDirectories(*store_, "d/e").ok());
-  EXPECT_FALSE(store_->Remove("d").ok());
   Put("d/e/f", "x");
-  ASSERT_TRUE(RemoveTree(*store_, "d").ok());
-  ASSERT_TRUE(RemoveTree(*store_, "d").ok());
+  Put("d/g", "x");
+  ASSERT_TRUE(store_->Withdraw("d/g").ok());
+  EXPECT_FALSE(*Exists(*store_, "d/g"));
+  ASSERT_TRUE(store_->Withdraw("d").ok());
+  EXPECT_TRUE(absl::IsNotFound(store_->Withdraw("d")));
+  ASSERT_TRUE(WithdrawIfThere(*store_, "d").ok());
   EXPECT_TRUE(store_->List("")->empty());
 }
 
@@ -163,13 +211,38 @@ TEST(FileStoreTest, UrlsMustBeAbsolutePaths) {
   }
 }
 
+TEST(OpenStoreTest, UrlsNameStoresAndWhatIsInThem) {
+  EXPECT_EQ((*OpenStore("/a/b"))->Locate("c"), "/a/b/c");
+  EXPECT_EQ((*OpenStore("ravel://127.0.0.1:7080/team/"))->Locate("job"),
+            "ravel://127.0.0.1:7080/team/job");
+  for (const char* url : {"",
+                          "a/b",
+                          "ftp://host/a",
+                          "ravel://host",
+                          "ravel://host:0/a",
+                          "ravel://host:70000/a",
+                          "ravel://host:7080/a/../b",
+                          "ravel://host:7080/a//b"}) {
+    EXPECT_TRUE(absl::IsInvalidArgument(CheckStoreUrl(url))) << url;
+  }
+  const StorePlace place = *OpenParent("ravel://127.0.0.1:7080/team/step-0000000020/");
+  EXPECT_EQ(place.name, "step-0000000020");
+  EXPECT_EQ(place.parent->Locate(""), "ravel://127.0.0.1:7080/team");
+  EXPECT_EQ(OpenParent("ravel://127.0.0.1:7080/job")->parent->Locate(""), "ravel://127.0.0.1:7080");
+  EXPECT_EQ(OpenParent("/step")->parent->Locate("x"), "//x");
+  EXPECT_EQ(OpenParent("/step")->name, "step");
+  for (const char* url : {"step", "/", "ravel://127.0.0.1:7080", "ravel://127.0.0.1:7080/"}) {
+    EXPECT_TRUE(absl::IsInvalidArgument(OpenParent(url).status())) << url;
+  }
+}
+
 TEST(FileStoreTest, MakeRootMakesParents) {
   const TemporaryDirectory directory;
   FileStore store(directory.path() + "/a/b/c");
   ASSERT_TRUE(store.MakeRoot().ok());
   ASSERT_TRUE(store.MakeRoot().ok());
   EXPECT_TRUE(store.List("")->empty());
-  ASSERT_TRUE(PutNew(store, "file", "x", "x").ok());
+  ASSERT_TRUE(store.Put("file", "x").ok());
   FileStore inside(directory.path() + "/a/b/c/file");
   EXPECT_FALSE(inside.MakeRoot().ok());
 }
@@ -190,28 +263,31 @@ TEST(FileStoreTest, ErrorsNameTheOperationAndThePath) {
 
 TEST(MemoryStoreTest, OnlyDurableThingsSurviveThePower) {
   MemoryStore store;
-  ASSERT_TRUE(PutNew(store, "kept", "k", "x").ok());
-  auto unsynced = store.Create("unsynced", 1);
-  ASSERT_TRUE((*unsynced)->Append(Bytes("u")).ok());
-  ASSERT_TRUE((*unsynced)->Finish().ok());
-  ASSERT_TRUE(store.Replace("kept", "renamed").ok());
+  ASSERT_TRUE(store.Put("kept", "k").ok());
+  auto unfinished = store.Create("unfinished", 1);
+  ASSERT_TRUE((*unfinished)->Append(Bytes("u")).ok());
+  store.FailFrom(store.operations() + 2, absl::UnavailableError("cut"));  // after its rename
+  EXPECT_FALSE((*unfinished)->Finish().ok());
+  EXPECT_TRUE(*Exists(store, "unfinished"));
   store.LosePower(MemoryStore::PowerLoss::kDurableOnly);
   EXPECT_EQ(*ReadFile(store, "kept", 10), "k");
-  EXPECT_FALSE(*Exists(store, "unsynced"));
-  EXPECT_FALSE(*Exists(store, "renamed"));
+  EXPECT_FALSE(*Exists(store, "unfinished"));
 }
 
-TEST(MemoryStoreTest, NamesMaySurviveWithoutTheirBytes) {
+TEST(MemoryStoreTest, NamesNeverSurviveWithoutTheirBytes) {
   MemoryStore store;
   auto writer = store.Create("a", 1);
   ASSERT_TRUE((*writer)->Append(Bytes("u")).ok());
   store.LosePower(MemoryStore::PowerLoss::kEntriesKept);
-  EXPECT_EQ(*ReadFile(store, "a", 10), "");
+  EXPECT_FALSE(*Exists(store, "a"));
+  EXPECT_TRUE(store.Put("a", "v").ok());
+  store.LosePower(MemoryStore::PowerLoss::kEntriesKept);
+  EXPECT_EQ(*ReadFile(store, "a", 10), "v");
 }
 
 TEST(MemoryStoreTest, OperationsFailFromTheChosenOneOn) {
   MemoryStore store;
-  store.FailFrom(1, absl::UnavailableError("gone"));
+  store.FailFrom(2, absl::UnavailableError("gone"));  // mkdir and fsync of the first
   EXPECT_TRUE(store.MakeDirectory("a").ok());
   EXPECT_TRUE(absl::IsUnavailable(store.MakeDirectory("b")));
   EXPECT_TRUE(absl::IsUnavailable(store.MakeDirectory("c")));

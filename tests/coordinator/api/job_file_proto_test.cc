@@ -266,10 +266,13 @@ INSTANTIATE_TEST_SUITE_P(
                 "job.yaml:10:10: spec.data.train[0].path: expected an absolute path or file:// "
                 "URL, got 'train'\n"},
         BadFile{"Store",
-                With("store: /data/checkpoints", "store: s3://bucket/x"),
-                "job.yaml:17:16: spec.checkpoint.store: expected a file:// URL or absolute path: "
-                "other stores are not "
-                "supported yet, got 's3://bucket/x'\n"},
+                With("store: /data/checkpoints", "store: ravel://store/x"),
+                "job.yaml:17:16: spec.checkpoint.store: expected ravel://HOST:PORT/PATH, "
+                "s3://BUCKET/PATH, file:///PATH or /PATH, got 'ravel://store/x'\n"},
+        BadFile{"StoreOfAnotherKind",
+                With("store: /data/checkpoints", "store: ftp://host/x"),
+                "job.yaml:17:16: spec.checkpoint.store: expected ravel://HOST:PORT/PATH, "
+                "s3://BUCKET/PATH, file:///PATH or /PATH, got 'ftp://host/x'\n"},
         BadFile{"TooManySteps",
                 With("steps: 100", "steps: 4611686018427387904"),
                 "job.yaml:12:5: spec.training.steps: expected at most 1000000000, got "

@@ -414,14 +414,14 @@ TEST(SavesTest, ProvenDamageIsMarkedAndThePreviousStepUsed) {
 
 TEST(SavesTest, WhatCannotBeReadIsNeverTakenForDamage) {
   const std::vector<std::function<void(MemoryStore&)>> losses = {
-      [&](MemoryStore& store) { ASSERT_TRUE(store.Remove(kModelFile).ok()); },
+      [&](MemoryStore& store) { ASSERT_TRUE(store.Withdraw(kModelFile).ok()); },
       [&](MemoryStore& store) { ASSERT_TRUE(store.Truncate(kModelFile, 4100).ok()); },
       [&](MemoryStore& store) {
         ASSERT_TRUE(store.Truncate("step-0000000020/manifest.pb", 20).ok());
       },
       [&](MemoryStore& store) { ASSERT_TRUE(store.Truncate("step-0000000020/COMMIT", 9).ok()); },
-      [&](MemoryStore& store) { ASSERT_TRUE(store.Remove("step-0000000020/COMMIT").ok()); },
-      [&](MemoryStore& store) { ASSERT_TRUE(store::RemoveTree(store, "step-0000000020").ok()); }};
+      [&](MemoryStore& store) { ASSERT_TRUE(store.Withdraw("step-0000000020/COMMIT").ok()); },
+      [&](MemoryStore& store) { ASSERT_TRUE(store.Withdraw("step-0000000020").ok()); }};
   for (const auto& lose : losses) {
     MemoryStore store;
     const testing::SavedWorld saved = SmallWorld();

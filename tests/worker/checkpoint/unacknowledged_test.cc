@@ -21,11 +21,9 @@ class UnacknowledgedTest : public ::testing::Test {
     const std::string folder = store::JoinPath(ckpt::AttemptName(key), ckpt::kSealsFolder);
     ASSERT_TRUE(store::MakeDirectories(store_, folder).ok());
     for (int64_t writer = 0; writer < seals; ++writer) {
-      ASSERT_TRUE(store::PutNew(store_,
-                                store::JoinPath(ckpt::AttemptName(key), ckpt::SealFileName(writer)),
-                                "seal",
-                                "test")
-                      .ok());
+      ASSERT_TRUE(
+          store_.Put(store::JoinPath(ckpt::AttemptName(key), ckpt::SealFileName(writer)), "seal")
+              .ok());
     }
     attempts_.Sealed(key);
   }
@@ -85,7 +83,7 @@ TEST_F(UnacknowledgedTest, WhatWasAnsweredIsLeftToTheCoordinator) {
 
 TEST_F(UnacknowledgedTest, OneThatWasCommittedMeanwhileIsLeftAlone) {
   Attempt(1, 2);
-  ASSERT_TRUE(store_.RenameNoReplace("step-0000000001.e1.a1.tmp", "step-0000000001").ok());
+  ASSERT_TRUE(store_.PublishIfAbsent("step-0000000001.e1.a1.tmp", "step-0000000001").ok());
   Attempt(2, 2);
   Attempt(3, 2);
   EXPECT_THAT(Trim(-1), ElementsAre(1));

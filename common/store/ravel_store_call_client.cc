@@ -1,0 +1,159 @@
+#include "common/store/ravel_store_call_client.h"
+
+#include <cstdlib>
+#include <map>
+#include <optional>
+#include <thread>
+#include <utility>
+
+#include <absl/base/thread_annotations.h>
+#include <absl/strings/match.h>
+
+#include "common/file_writer.h"
+#include "common/json.h"
+#include "common/mutex.h"
+
+namespace ravel::store {
+namespace {
+
+using std::chrono::milliseconds;
+
+constexpr milliseconds kLongestPause{2000};
+constexpr int64_t kMaxIdentityBytes = 64 << 10;
+constexpr int64_t kMaxContextBytes = 256 << 10;
+
+// From a context of ravelctl.
+absl::StatusOr<std::optional<StoreIdentity>> IdentityOfContext(const std::string& path) {
+  ASSIGN_OR_RETURN(const std::string text, ReadWholeFile(path, kMaxContextBytes));
+  const absl::StatusOr<json::Value> context = json::Parse(text);
+  RETURN_IF_ERROR(Annotate(context.status(), path));
+  StoreIdentity identity;
+  for (const auto& [name, field] : {std::pair("authority", &identity.authority),
+                                    std::pair("certificate", &identity.certificate),
+                                    std::pair("key", &identity.key)}) {
+    const json::Value* const value = context->Find(name);
+    if (value == nullptr || !value->is_string()) {
+      return absl::InvalidArgumentError(absl::StrCat(path, ": ", name, ": expected a string"));
+    }
+    *field = value->AsString();
+  }
+  return std::optional<StoreIdentity>(std::move(identity));
+}
+
+absl::StatusOr<std::optional<StoreIdentity>> IdentityOfEnvironment() {
+  const char* const folder = std::getenv("RAVEL_STORE_IDENTITY");
+  if (folder == nullptr || *folder == '\0') {
+    return std::optional<StoreIdentity>();
+  }
+  StoreIdentity identity;
+  const std::string at(folder);
+  if (absl::EndsWith(at, ".json")) {
+    return IdentityOfContext(at);
+  }
+  ASSIGN_OR_RETURN(identity.authority, ReadWholeFile(at + "/authority.pem", kMaxIdentityBytes));
+  ASSIGN_OR_RETURN(identity.certificate, ReadWholeFile(at + "/certificate.pem", kMaxIdentityBytes));
+  ASSIGN_OR_RETURN(identity.key, ReadWholeFile(at + "/key.pem", kMaxIdentityBytes));
+  return std::optional<StoreIdentity>(std::move(identity));
+}
+
+// The channels of a process, by address. Thread-safe.
+class Channels {
+ public:
+  static Channels& Get() {
+    static auto* const channels = new Channels;
+    return *channels;
+  }
+
+  void SetSource(StoreIdentitySource source) {
+    const MutexLock lock(mutex_);
+    source_ = std::move(source);
+  }
+
+  absl::StatusOr<std::shared_ptr<grpc::Channel>> To(const HostPort& address,
+                                                    const std::string& target) {
+    StoreIdentitySource source;
+    {
+      const MutexLock lock(mutex_);
+      source = source_;
+    }
+    ASSIGN_OR_RETURN(const std::optional<StoreIdentity> identity,
+                     source ? source() : IdentityOfEnvironment());
+    if (!identity && !IsLoopbackHost(address.host)) {
+      return absl::FailedPreconditionError(
+          absl::StrCat("store ",
+                       target,
+                       ": without an identity (RAVEL_STORE_IDENTITY, `ravelctl login`) only "
+                       "loopback addresses are spoken to, because nothing would be encrypted"));
+    }
+    const std::string certificate = identity ? identity->certificate : "";
+    const MutexLock lock(mutex_);
+    Entry& entry = entries_[target];
+    if (entry.channel == nullptr || entry.certificate != certificate) {
+      entry.certificate = certificate;
+      entry.channel = Make(target, identity);
+    }
+    return entry.channel;
+  }
+
+ private:
+  struct Entry {
+    std::string certificate;
+    std::shared_ptr<grpc::Channel> channel;
+  };
+
+  static std::shared_ptr<grpc::Channel> Make(const std::string& target,
+                                             const std::optional<StoreIdentity>& identity) {
+    grpc::ChannelArguments arguments;
+    arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
+    arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 50);
+    arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, 5000);
+    arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 1000);
+    arguments.SetInt(GRPC_ARG_KEEPALIVE_TIME_MS, 10'000);
+    arguments.SetInt(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, 10'000);
+    arguments.SetInt(GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0);
+    arguments.SetMaxReceiveMessageSize(static_cast<int>(2 * kStoreBlockBytes));
+    std::shared_ptr<grpc::ChannelCredentials> credentials = grpc::InsecureChannelCredentials();
+    if (identity) {
+      credentials = grpc::SslCredentials({.pem_root_certs = identity->authority,
+                                          .pem_private_key = identity->key,
+                                          .pem_cert_chain = identity->certificate});
+    }
+    return grpc::CreateCustomChannel(target, credentials, arguments);
+  }
+
+  Mutex mutex_;
+  StoreIdentitySource source_ ABSL_GUARDED_BY(mutex_);
+  std::map<std::string, Entry> entries_ ABSL_GUARDED_BY(mutex_);
+};
+
+}  // namespace
+
+absl::Status FromGrpc(const grpc::Status& status, std::string_view what) {
+  if (status.ok()) {
+    return absl::OkStatus();
+  }
+  return absl::Status(static_cast<absl::StatusCode>(status.error_code()),
+                      absl::StrCat(std::string(what), ": ", status.error_message()));
+}
+
+bool MayPass(const absl::Status& status) {
+  return absl::IsUnavailable(status) || absl::IsDeadlineExceeded(status) ||
+         absl::IsCancelled(status) || absl::IsAborted(status);
+}
+
+void Backoff::Pause() {
+  std::uniform_int_distribution<int64_t> length(longest_.count() / 4, longest_.count());
+  std::this_thread::sleep_for(milliseconds(length(random_)));
+  longest_ = std::min(longest_ * 2, kLongestPause);
+}
+
+absl::StatusOr<std::unique_ptr<v1::Store::Stub>> StoreAddress::Stub() const {
+  ASSIGN_OR_RETURN(const std::shared_ptr<grpc::Channel> channel, Channels::Get().To(host, target));
+  return v1::Store::NewStub(channel);
+}
+
+void SetStoreIdentitySource(StoreIdentitySource source) {
+  Channels::Get().SetSource(std::move(source));
+}
+
+}  // namespace ravel::store

@@ -1,0 +1,85 @@
+#pragma once
+
+// What every call of the client of ravel-store shares: the address, the process's channels and
+// identity, pauses and repetitions. Only ravel_store_client.cc includes it. Thread-safe.
+
+#include <algorithm>
+#include <chrono>
+#include <memory>
+#include <random>
+#include <string>
+#include <string_view>
+
+#include <absl/strings/str_cat.h>
+#include <grpcpp/grpcpp.h>
+
+#include "common/net_address.h"
+#include "common/status.h"
+#include "common/store/object_store.h"
+#include "common/store/ravel_store_client.h"
+#include "proto/store.grpc.pb.h"
+
+namespace ravel::store {
+
+inline constexpr int64_t kStoreBlockBytes = 2 << 20;  // of one message
+inline constexpr std::chrono::milliseconds kStoreTryTime = std::chrono::seconds(10);
+
+// `what` begins the message.
+absl::Status FromGrpc(const grpc::Status& status, std::string_view what);
+
+// Returns true for what the same call may do better a moment later: the store restarts, or the
+// network was cut.
+bool MayPass(const absl::Status& status);
+
+// Pauses that grow, each of a random length: many writers do not come back at once.
+class Backoff {
+ public:
+  void Pause();
+
+ private:
+  std::minstd_rand random_{std::random_device()()};
+  std::chrono::milliseconds longest_{20};
+};
+
+// Where a store is, and what is below it. Immutable.
+struct StoreAddress {
+  HostPort host;
+  std::string target;  // HOST:PORT
+  std::string prefix;  // path in the store, without slashes around it
+  RavelStoreOptions options;
+
+  std::string Path(std::string_view path) const { return JoinPath(prefix, path); }
+  std::string Url(std::string_view path) const {
+    return absl::StrCat(std::string(kRavelScheme), JoinPath(target, Path(path)));
+  }
+  // On the channel that the process has to this address. FailedPrecondition for an address beyond
+  // this host without an identity.
+  absl::StatusOr<std::unique_ptr<v1::Store::Stub>> Stub() const;
+};
+
+// Calls `once(stub, context)` until it passes, fails for good, or the time is over; counts the
+// calls that were begun in `tries`.
+template <typename Once>
+absl::Status Persist(const StoreAddress& address, int& tries, const Once& once) {
+  const auto end = std::chrono::steady_clock::now() + address.options.call_time;
+  Backoff backoff;
+  for (;;) {
+    ++tries;
+    ASSIGN_OR_RETURN(const std::unique_ptr<v1::Store::Stub> stub, address.Stub());
+    grpc::ClientContext context;
+    context.set_deadline(std::chrono::system_clock::now() +
+                         std::min(kStoreTryTime, address.options.call_time));
+    const absl::Status status = once(*stub, context);
+    if (!MayPass(status) || std::chrono::steady_clock::now() >= end) {
+      return status;
+    }
+    backoff.Pause();
+  }
+}
+template <typename Once>
+absl::Status Persist(const StoreAddress& address, const Once& once) {
+  int tries = 0;
+  return Persist(address, tries, once);
+}
+
+}  // namespace ravel::store

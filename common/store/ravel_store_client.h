@@ -1,0 +1,46 @@
+#pragma once
+
+// ObjectStore over ravel-store (proto/store.proto). A call that the network or a restart of the
+// store cuts off is tried again, with jitter, and goes on where the store is; what it has done
+// already is not done twice.
+
+#include <chrono>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "common/status.h"
+#include "common/store/object_store.h"
+
+namespace ravel::store {
+
+inline constexpr std::string_view kRavelScheme = "ravel://";
+
+// Who this process is towards stores, as PEM.
+struct StoreIdentity {
+  std::string authority;
+  std::string certificate;
+  std::string key;
+};
+// Asked before each new connection; empty: plaintext, which only loopback addresses get.
+using StoreIdentitySource = std::function<absl::StatusOr<std::optional<StoreIdentity>>()>;
+// For the whole process, before the first store is opened. Without it: the folder that the
+// environment variable RAVEL_STORE_IDENTITY names (authority.pem, certificate.pem, key.pem), or the
+// context of ravelctl, if it names a .json file.
+void SetStoreIdentitySource(StoreIdentitySource source);
+
+struct RavelStoreOptions {
+  // How long one small call is tried, and how long a file's write or read may stand still.
+  std::chrono::milliseconds call_time = std::chrono::seconds(20);
+  std::chrono::milliseconds stall_time = std::chrono::seconds(60);
+};
+
+// From "ravel://HOST:PORT" or "ravel://HOST:PORT/PATH". InvalidArgument says what is wrong with the
+// URL; nothing is connected to. An address beyond this host without an identity is
+// FailedPrecondition at the first call.
+absl::StatusOr<std::unique_ptr<ObjectStore>> OpenRavelStore(std::string_view url,
+                                                            const RavelStoreOptions& options = {});
+
+}  // namespace ravel::store

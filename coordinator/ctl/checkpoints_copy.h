@@ -1,0 +1,23 @@
+#pragma once
+
+// `ravelctl checkpoints copy FROM TO`: a committed step into another folder, of any kind of store.
+
+#include <iosfwd>
+#include <string>
+
+#include "common/status.h"
+
+namespace ravel::ctl {
+
+struct CheckpointCopyOptions {
+  std::string from;  // a step's directory or URL, or a folder of steps: its newest good one
+  std::string to;    // a folder of steps, absolute, relative or URL; made when it is missing
+};
+
+// Copies into an unfinished save, every file checked against the manifest, COMMIT last, and then
+// publishes it under the step's name. What an earlier, interrupted copy has finished is not copied
+// again. AlreadyExists when the folder has another step of that number; a copy that is there
+// already is fine. DataLoss names what does not match the manifest.
+absl::Status CopyCheckpoint(const CheckpointCopyOptions& options, std::ostream& out);
+
+}  // namespace ravel::ctl

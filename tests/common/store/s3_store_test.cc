@@ -1,0 +1,250 @@
+// S3: AWS's published signatures; the tree over objects; and a server (moto, from PyPI) behind a
+// proxy that fails on purpose.
+
+#include "common/store/s3_store.h"
+
+#include <cstdlib>
+#include <filesystem>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include <absl/strings/match.h>
+#include <absl/strings/str_cat.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "common/crypto.h"
+#include "common/store/blob_tree.h"
+#include "common/store/s3_signature.h"
+#include "tests/testing/eventually.h"
+#include "tests/testing/memory_blobs.h"
+#include "tests/testing/process.h"
+
+namespace ravel::store {
+namespace {
+
+using std::chrono::seconds;
+using ::testing::HasSubstr;
+
+const S3Keys kExampleKeys = {"AKIAIOSFODNN7EXAMPLE", "wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY"};
+constexpr char kExampleTime[] = "20130524T000000Z";
+
+S3Request Example(const std::string& method, const std::string& path, const std::string& payload) {
+  S3Request request;
+  request.method = method;
+  request.host = "examplebucket.s3.amazonaws.com";
+  request.path = path;
+  request.payload_sha256 = Hex(Sha256(payload));
+  return request;
+}
+
+TEST(S3SignatureTest, IsThatOfTheExamplesThatAwsPublishes) {
+  S3Request get = Example("GET", "/test.txt", "");
+  get.headers["range"] = "bytes=0-9";
+  EXPECT_EQ(SignS3(kExampleKeys, "us-east-1", kExampleTime, get),
+            "AWS4-HMAC-SHA256 Credential=AKIAIOSFODNN7EXAMPLE/20130524/us-east-1/s3/aws4_request,"
+            "SignedHeaders=host;range;x-amz-content-sha256;x-amz-date,"
+            "Signature=f0e8bdb87c964420e857bd35b5d6ed310bd44f0170aba48dd91039c6036bdb41");
+  S3Request put = Example("PUT", "/test$file.text", "Welcome to Amazon S3.");
+  put.headers["date"] = "Fri, 24 May 2013 00:00:00 GMT";
+  put.headers["x-amz-storage-class"] = "REDUCED_REDUNDANCY";
+  EXPECT_THAT(SignS3(kExampleKeys, "us-east-1", kExampleTime, put),
+              HasSubstr("98ad721746da40c64f1a55b78f14c238d841ea1380cd77a1b5971af0ece108bd"));
+  S3Request flag = Example("GET", "/", "");
+  flag.query["lifecycle"] = "";
+  EXPECT_THAT(SignS3(kExampleKeys, "us-east-1", kExampleTime, flag),
+              HasSubstr("fea454ca298b7da1c68078a5d1bdbfbbe0d65c699e0f91ac7a200a0136783543"));
+  S3Request list = Example("GET", "/", "");
+  list.query = {{"prefix", "J"}, {"max-keys", "2"}};
+  EXPECT_THAT(SignS3(kExampleKeys, "us-east-1", kExampleTime, list),
+              HasSubstr("34b48302e7b5fa45bde8084f4b7868a86f0a534bc59db6670ed5711ef69dc6f7"));
+}
+
+TEST(BlobTreeTest, AStoreThatReplacesIsRefused) {
+  BlobTree tree(std::make_unique<testing::MemoryBlobs>(false), "p");
+  const absl::Status refused = tree.MakeRoot();
+  EXPECT_TRUE(absl::IsFailedPrecondition(refused)) << refused;
+  EXPECT_THAT(std::string(refused.message()), HasSubstr("If-None-Match"));
+}
+
+TEST(BlobTreeTest, APublishedFolderIsSeenOnceAndAPublicationThatWasCutOffIsFinished) {
+  auto blobs = std::make_unique<testing::MemoryBlobs>();
+  testing::MemoryBlobs& raw = *blobs;
+  BlobTree tree(std::move(blobs), "p");
+  ASSERT_TRUE(tree.MakeRoot().ok());
+  ASSERT_TRUE(tree.MakeDirectory("attempt").ok());
+  ASSERT_TRUE(tree.Put("attempt/f", "1").ok());
+  ASSERT_TRUE(tree.PublishIfAbsent("attempt", "step").ok());
+  const std::vector<ListedEntry> root = {{"step", true, 0}};
+  EXPECT_EQ(*tree.List(""), root);
+  EXPECT_TRUE(absl::IsNotFound(tree.Open("attempt/f").status()));
+  EXPECT_TRUE(absl::IsNotFound(tree.Put("attempt/late", "x"))) << "by a writer that is late";
+  // The next name is there, the old one not gone yet.
+  ASSERT_TRUE(raw.PutIfAbsent("p/.links/other", "attempt").ok());
+  ASSERT_TRUE(tree.PublishIfAbsent("step", "other").ok());
+  EXPECT_FALSE(*Exists(tree, "step"));
+  EXPECT_EQ(*ReadFile(tree, "other/f", 10), "1");
+  ASSERT_TRUE(tree.Withdraw("other").ok());
+  EXPECT_TRUE(raw.List("p/", BlobStore::Depth::kAll)->blobs.empty());
+}
+
+// A server and the proxy before it; the environment of this process points there.
+class S3StoreTest : public ::testing::Test {
+ protected:
+  static void SetUpTestSuite() {
+    scratch_ = new testing::ScratchFolder;
+    Start();
+  }
+  static void TearDownTestSuite() {
+    proxy_.reset();
+    server_.reset();
+    delete scratch_;
+  }
+  void SetUp() override {
+    if (proxy_ == nullptr) {
+      GTEST_SKIP() << "no moto_server: tests/testing/moto.sh makes one, or RAVEL_MOTO_SERVER names "
+                      "it";
+    }
+  }
+  static void Start() {
+    const char* const named = std::getenv("RAVEL_MOTO_SERVER");
+    const std::string moto = named != nullptr ? named : RAVEL_MOTO_DEFAULT;
+    if (!std::filesystem::exists(moto)) {
+      return;
+    }
+    testing::ProcessOptions options;
+    options.arguments = {moto, "-H", "127.0.0.1", "-p", "0"};
+    options.output_path = options.error_path = scratch_->path() + "/moto.log";
+    server_ = *testing::ChildProcess::Start(options);
+    std::string port;
+    ASSERT_TRUE(testing::Eventually(seconds(60), [&] {
+      const std::string log = testing::ReadText(options.error_path);
+      const size_t at = log.find("http://127.0.0.1:");
+      const size_t end = log.find('\n', at);
+      port = end == std::string::npos ? "" : log.substr(at + 17, end - at - 17);
+      return !port.empty();
+    })) << testing::ReadText(options.error_path);
+    const testing::RunResult made = testing::RunProgram(
+        {.arguments = {"/usr/bin/env",
+                       "python3",
+                       "-c",
+                       absl::StrCat(
+                           "import urllib.request as u; u.urlopen(u.Request('http://127.0.0.1:",
+                           std::stoi(port),
+                           "/bucket', method='PUT'))")}},
+        scratch_->path(),
+        seconds(30));
+    ASSERT_EQ(made.exit_code, 0) << made.err;
+    const std::string port_file = scratch_->path() + "/proxy.port";
+    options.arguments = {"/usr/bin/env", "python3", RAVEL_S3_PROXY, port_file, port, "4"};
+    options.output_path = options.error_path = scratch_->path() + "/proxy.log";
+    proxy_ = *testing::ChildProcess::Start(options);
+    ASSERT_TRUE(
+        testing::Eventually(seconds(30), [&] { return std::filesystem::exists(port_file); }));
+    testing::WriteText(scratch_->path() + "/credentials",
+                       "[other]\naws_access_key_id = wrong\n[default]\naws_access_key_id = id\n"
+                       "aws_secret_access_key = hush-hush\n");
+    setenv("RAVEL_S3_CREDENTIALS", (scratch_->path() + "/credentials").c_str(), 1);
+    setenv("RAVEL_S3_ENDPOINT",
+           absl::StrCat("http://127.0.0.1:", std::stoi(testing::ReadText(port_file))).c_str(),
+           1);
+  }
+
+  static inline testing::ScratchFolder* scratch_ = nullptr;
+  static inline std::unique_ptr<testing::ChildProcess> server_;
+  static inline std::unique_ptr<testing::ChildProcess> proxy_;
+};
+
+TEST_F(S3StoreTest, EveryActHappensOnceThrough503sAndAnswersThatAreLost) {
+  const std::unique_ptr<ObjectStore> store = *OpenS3Store("s3://bucket/team/job");
+  ASSERT_EQ(store->MakeRoot(), absl::OkStatus());
+  for (int i = 0; i < 6; ++i) {
+    const std::string name = std::to_string(i);
+    ASSERT_EQ(MakeDirectories(*store, "attempt-" + name + "/model"), absl::OkStatus());
+    ASSERT_EQ(store->Put("attempt-" + name + "/COMMIT", name), absl::OkStatus());
+    EXPECT_TRUE(absl::IsAlreadyExists(store->Put("attempt-" + name + "/COMMIT", "again")));
+  }
+  ASSERT_EQ(store->PublishIfAbsent("attempt-0", "step"), absl::OkStatus());
+  for (int i = 1; i < 6; ++i) {
+    EXPECT_TRUE(
+        absl::IsAlreadyExists(store->PublishIfAbsent("attempt-" + std::to_string(i), "step")));
+  }
+  EXPECT_EQ(*ReadFile(*store, "step/COMMIT", 10), "0");
+  EXPECT_EQ(store->List("")->size(), 6u);
+  ASSERT_EQ(store->Withdraw("step"), absl::OkStatus());
+  EXPECT_TRUE(absl::IsNotFound(store->Open("step/COMMIT").status()));
+  EXPECT_TRUE(absl::IsNotFound(store->Withdraw("step")));
+}
+
+TEST_F(S3StoreTest, ALongFileGoesInPartsAndComesBack) {
+  const std::unique_ptr<ObjectStore> store = *OpenS3Store("s3://bucket/parts");
+  std::string content((17 << 20) + 17, '\0');
+  for (size_t i = 0; i < content.size(); ++i) {
+    content[i] = static_cast<char>(i * 7 % 251);
+  }
+  auto writer = store->Create("long", static_cast<int64_t>(content.size()));
+  ASSERT_TRUE(writer.ok()) << writer.status();
+  ASSERT_EQ((*writer)->Append(std::as_bytes(std::span(content.data(), content.size()))),
+            absl::OkStatus());
+  EXPECT_TRUE(absl::IsNotFound(store->Open("long").status())) << "not before it is whole";
+  ASSERT_EQ((*writer)->Finish(), absl::OkStatus());
+  EXPECT_TRUE(*ReadFile(*store, "long", 64 << 20) == content);
+  const auto reader = store->Open("long");
+  std::string middle(15 << 20, '\0');
+  ASSERT_EQ(
+      (*reader)->ReadAt(1'234'567, std::as_writable_bytes(std::span(middle.data(), middle.size()))),
+      absl::OkStatus());
+  EXPECT_TRUE(middle == content.substr(1'234'567, middle.size()));
+  EXPECT_TRUE(absl::IsAlreadyExists(store->Create("long", 1).status()));
+}
+
+TEST_F(S3StoreTest, OfPublishersThatRaceOneWins) {
+  const std::unique_ptr<ObjectStore> store = *OpenS3Store("s3://bucket/race");
+  constexpr int kPublishers = 4;
+  for (int i = 0; i < kPublishers; ++i) {
+    ASSERT_EQ(store->MakeDirectory("attempt-" + std::to_string(i)), absl::OkStatus());
+    ASSERT_EQ(store->Put(absl::StrCat("attempt-", i, "/COMMIT"), std::to_string(i)),
+              absl::OkStatus());
+  }
+  std::vector<absl::Status> results(kPublishers);
+  std::vector<std::thread> publishers;
+  for (int i = 0; i < kPublishers; ++i) {
+    publishers.emplace_back([&results, i] {
+      results[static_cast<size_t>(i)] =
+          (*OpenS3Store("s3://bucket/race"))->PublishIfAbsent(absl::StrCat("attempt-", i), "step");
+    });
+  }
+  for (std::thread& publisher : publishers) {
+    publisher.join();
+  }
+  const std::string winner = *ReadFile(*store, "step/COMMIT", 10);
+  for (int i = 0; i < kPublishers; ++i) {
+    EXPECT_EQ(results[static_cast<size_t>(i)].ok(), winner == std::to_string(i))
+        << i << ": " << results[static_cast<size_t>(i)];
+  }
+}
+
+TEST(S3UrlTest, WhatIsWrongIsNamedAndKeysAreNeverShown) {
+  setenv("AWS_ACCESS_KEY_ID", "id", 1);
+  setenv("AWS_SECRET_ACCESS_KEY", "hush-hush", 1);
+  unsetenv("RAVEL_S3_CREDENTIALS");
+  unsetenv("RAVEL_S3_ENDPOINT");
+  EXPECT_EQ((*OpenS3Store("s3://bucket/a/b/"))->Locate("c"), "s3://bucket/a/b/c");
+  for (const char* url :
+       {"s3://", "s3://B", "s3://bucket//a", "s3://bucket/../a", "s3://bu_cket/a"}) {
+    EXPECT_TRUE(absl::IsInvalidArgument(OpenS3Store(url).status())) << url;
+  }
+  setenv("RAVEL_S3_ENDPOINT", "http://s3.example:9000", 1);
+  EXPECT_TRUE(absl::IsInvalidArgument(OpenS3Store("s3://bucket/a").status())) << "in clear";
+  setenv("RAVEL_S3_ENDPOINT", "http://127.0.0.1:1", 1);
+  const absl::Status away = (*OpenS3Store("s3://bucket/a"))->Open("x").status();
+  EXPECT_TRUE(absl::IsUnavailable(away)) << away;
+  EXPECT_FALSE(absl::StrContains(std::string(away.message()), "hush"));
+  unsetenv("AWS_SECRET_ACCESS_KEY");
+  EXPECT_TRUE(absl::IsFailedPrecondition(OpenS3Store("s3://bucket/a").status()));
+}
+
+}  // namespace
+}  // namespace ravel::store

@@ -1,0 +1,177 @@
+// Files of a store on its disks, without a network.
+
+#include "worker/store/disk_set.h"
+
+#include <filesystem>
+#include <fstream>
+#include <limits>
+#include <memory>
+#include <string>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include "common/crc32c.h"
+
+namespace ravel::store_server {
+namespace {
+
+constexpr char kUpload[] = "0123456789abcdef";
+constexpr char kOther[] = "fedcba9876543210";
+
+uint32_t Crc(const std::string& text) {
+  return Crc32c(0, text.data(), text.size());
+}
+
+class DiskSetTest : public ::testing::Test {
+ protected:
+  DiskSetTest()
+      : root_(std::filesystem::temp_directory_path() /
+              ("ravel-disks-" + std::to_string(getpid()))) {
+    std::filesystem::remove_all(root_);
+    Open();
+  }
+  ~DiskSetTest() override {
+    disks_.reset();
+    std::filesystem::remove_all(root_);
+  }
+  void Open(int64_t quota = 0) {
+    DiskOptions options;
+    options.quota_bytes = quota;
+    for (const char* name : {"/a", "/b"}) {
+      std::filesystem::create_directories(root_ + name);
+      options.folders.push_back(root_ + name);
+    }
+    disks_ = *DiskSet::Open(options);
+  }
+  absl::Status Write(const std::string& path, const std::string& content) {
+    ASSIGN_OR_RETURN(const auto upload, disks_->BeginUpload(path, kUpload, 0, 0));
+    RETURN_IF_ERROR(upload->Append(content));
+    return upload->Finish(static_cast<int64_t>(content.size()), Crc(content));
+  }
+  std::string Read(const std::string& path) const {
+    const auto reader = disks_->OpenFile(path);
+    if (!reader.ok()) {
+      return std::string(reader.status().message());
+    }
+    std::string content(static_cast<size_t>((*reader)->size()), '\0');
+    EXPECT_TRUE((*reader)
+                    ->ReadAt(0, std::as_writable_bytes(std::span(content.data(), content.size())))
+                    .ok());
+    return content;
+  }
+
+  const std::string root_;
+  std::unique_ptr<DiskSet> disks_;
+};
+
+TEST_F(DiskSetTest, AnUploadGoesOnWhereItWasCut) {
+  ASSERT_TRUE(disks_->MakeFolder("team/job", true).ok());
+  {
+    const auto upload = disks_->BeginUpload("team/job/f", kUpload, 0, 10);
+    ASSERT_TRUE(upload.ok()) << upload.status();
+    ASSERT_TRUE((*upload)->Append("abcdef").ok());
+  }
+  EXPECT_EQ(*disks_->WrittenOf("team/job/f", kUpload), 6);
+  EXPECT_TRUE(disks_->List("team/job")->empty()) << "nobody sees it";
+  Open();  // another server
+  const auto upload = disks_->BeginUpload("team/job/f", kUpload, 4, 10);
+  ASSERT_TRUE(upload.ok()) << upload.status();
+  ASSERT_TRUE((*upload)->Append("XYZ").ok());
+  ASSERT_TRUE((*upload)->Finish(7, Crc("abcdXYZ")).ok());
+  EXPECT_EQ(Read("team/job/f"), "abcdXYZ");
+  EXPECT_EQ(*disks_->ChecksumOf("team/job/f"), Crc("abcdXYZ"));
+  EXPECT_TRUE(absl::IsOutOfRange(disks_->BeginUpload("team/job/g", kUpload, 4, 10).status()));
+}
+
+TEST_F(DiskSetTest, BlocksThatWereLostAreFoundBeforeTheFileGetsItsName) {
+  ASSERT_TRUE(disks_->MakeFolder("team/job", true).ok());
+  {
+    const auto upload = disks_->BeginUpload("team/job/f", kUpload, 0, 0);
+    ASSERT_TRUE((*upload)->Append("abcdef").ok());
+  }
+  for (const auto& entry : std::filesystem::recursive_directory_iterator(root_)) {
+    if (entry.path().extension() == ".part") {  // as after a loss of power
+      std::ofstream(entry.path(), std::ios::in | std::ios::out).write("\0\0\0", 3);
+    }
+  }
+  const auto upload = disks_->BeginUpload("team/job/f", kUpload, 6, 0);
+  ASSERT_TRUE(upload.ok());
+  EXPECT_TRUE(absl::IsDataLoss((*upload)->Finish(6, Crc("abcdef"))));
+  EXPECT_TRUE(absl::IsNotFound(disks_->Stat("team/job/f").status()));
+  EXPECT_EQ(*disks_->WrittenOf("team/job/f", kUpload), 0) << "it begins again";
+}
+
+TEST_F(DiskSetTest, OneOfTwoUploadsOfANameWins) {
+  ASSERT_TRUE(disks_->MakeFolder("team/job", true).ok());
+  const auto first = disks_->BeginUpload("team/job/f", kUpload, 0, 0);
+  const auto second = disks_->BeginUpload("team/job/f", kOther, 0, 0);
+  ASSERT_TRUE((*first)->Append("1").ok());
+  ASSERT_TRUE((*second)->Append("2").ok());
+  EXPECT_TRUE((*second)->Finish(1, Crc("2")).ok());
+  EXPECT_TRUE(absl::IsAlreadyExists((*first)->Finish(1, Crc("1"))));
+  EXPECT_EQ(Read("team/job/f"), "2");
+  EXPECT_TRUE(absl::IsAlreadyExists(disks_->BeginUpload("team/job/f", kOther, 0, 0).status()));
+}
+
+TEST_F(DiskSetTest, FoldersOfJobsStayOnOneDiskAndAreSeenOnAll) {
+  std::filesystem::create_directories(root_ + "/a/team/one");
+  std::filesystem::create_directories(root_ + "/b/team/two");
+  ASSERT_TRUE(disks_->MakeFolder("team/two/attempt", false).ok());
+  ASSERT_TRUE(disks_->MakeFolder("team/two/attempt/model", false).ok());
+  ASSERT_TRUE(Write("team/two/attempt/model/f", "x").ok());
+  EXPECT_TRUE(std::filesystem::exists(root_ + "/b/team/two/attempt/model/f"));
+  ASSERT_TRUE(disks_->Publish("team/two/attempt", "team/two/step").ok());
+  EXPECT_EQ(Read("team/two/step/model/f"), "x");
+  const auto listed = disks_->List("team");
+  ASSERT_EQ(listed->size(), 2u);
+  EXPECT_EQ((*listed)[0].name, "one");
+  // A name that another disk has is taken.
+  EXPECT_TRUE(absl::IsAlreadyExists(disks_->Publish("team/two", "team/one")));
+  EXPECT_TRUE(absl::IsNotFound(disks_->Publish("team/none", "team/new")));
+  ASSERT_TRUE(disks_->Withdraw("team").ok());
+  EXPECT_TRUE(absl::IsNotFound(disks_->Withdraw("team")));
+  EXPECT_TRUE(disks_->List("")->empty());
+}
+
+TEST_F(DiskSetTest, TheQuotaCountsWhatIsThereAndWhatIsPromised) {
+  Open(10);
+  ASSERT_TRUE(disks_->MakeFolder("team/job", true).ok());
+  ASSERT_TRUE(Write("team/job/f", "123456").ok());
+  EXPECT_EQ(disks_->used_bytes(), 6);
+  EXPECT_EQ(disks_->FreeBytes(), 4);
+  EXPECT_TRUE(absl::IsResourceExhausted(disks_->BeginUpload("team/job/g", kUpload, 0, 5).status()));
+  {
+    const auto upload = disks_->BeginUpload("team/job/g", kUpload, 0, 4);
+    ASSERT_TRUE(upload.ok());
+    EXPECT_EQ(disks_->FreeBytes(), 0);
+    ASSERT_TRUE((*upload)->Append("1234").ok());
+    EXPECT_TRUE(absl::IsResourceExhausted((*upload)->Append("5")));
+  }
+  Open(10);
+  EXPECT_EQ(disks_->used_bytes(), 10) << "parts count";
+  EXPECT_EQ(disks_->RemoveOldParts(std::numeric_limits<int64_t>::max(), 0), 4);
+  ASSERT_TRUE(disks_->Withdraw("team/job/f").ok());
+  EXPECT_EQ(disks_->used_bytes(), 0);
+}
+
+TEST_F(DiskSetTest, PathsStayInTheStore) {
+  EXPECT_TRUE(CheckPath("path", "").ok());
+  EXPECT_TRUE(CheckPath("path", "team/job/step-0000000020/COMMIT").ok());
+  for (const std::string& path : {std::string("/etc/passwd"),
+                                  std::string("a/../b"),
+                                  std::string("a//b"),
+                                  std::string("a/"),
+                                  std::string("."),
+                                  std::string("a/\x1b[2J"),
+                                  std::string("a\0b", 3),
+                                  std::string(300, 'x'),
+                                  std::string("a/f.part"),
+                                  std::string("a/a/a/a/a/a/a/a/a/a/a/a/a/a/a/a/a")}) {
+    EXPECT_TRUE(absl::IsInvalidArgument(CheckPath("path", path))) << path;
+  }
+}
+
+}  // namespace
+}  // namespace ravel::store_server

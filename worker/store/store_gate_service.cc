@@ -1,0 +1,88 @@
+#include "worker/store/store_gate_service.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <utility>
+
+#include <absl/strings/str_cat.h>
+#include <grpcpp/security/tls_certificate_provider.h>
+#include <grpcpp/security/tls_credentials_options.h>
+#include <sys/stat.h>
+
+#include "common/certificate.h"
+#include "common/file_writer.h"
+
+namespace ravel::store_server {
+namespace {
+
+constexpr int64_t kMaxFileBytes = 64 << 10;
+constexpr unsigned int kReloadSeconds = 5;
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<StoreGate>> StoreGate::FromIdentity(
+    const std::string& folder, std::vector<std::string> operators) {
+  struct stat key = {};
+  const std::string key_path = folder + "/key.pem";
+  if (stat(key_path.c_str(), &key) != 0) {
+    return ErrnoStatus(errno, key_path);
+  }
+  if ((key.st_mode & 077) != 0) {
+    return absl::FailedPreconditionError(
+        absl::StrCat(key_path, ": others may read this private key; chmod 600 it"));
+  }
+  ASSIGN_OR_RETURN(const std::string certificate,
+                   ReadWholeFile(folder + "/certificate.pem", kMaxFileBytes));
+  ASSIGN_OR_RETURN(const std::string key_text, ReadWholeFile(key_path, kMaxFileBytes));
+  RETURN_IF_ERROR(ReadWholeFile(folder + "/authority.pem", kMaxFileBytes).status());
+  RETURN_IF_ERROR(Annotate(CheckKeyPair(certificate, key_text), folder));
+  const absl::StatusOr<CertificateFacts> facts = ReadCertificate(certificate);
+  RETURN_IF_ERROR(Annotate(facts.status(), folder + "/certificate.pem"));
+  auto gate = std::make_unique<StoreGate>();
+  gate->folder_ = folder;
+  gate->operators_ = std::move(operators);
+  const absl::StatusOr<std::string> cluster = ClusterOf(facts->uri);
+  RETURN_IF_ERROR(Annotate(cluster.status(), folder + "/certificate.pem"));
+  gate->cluster_ = *cluster;
+  return gate;
+}
+
+std::shared_ptr<grpc::ServerCredentials> StoreGate::Credentials() const {
+  if (folder_.empty()) {
+    return grpc::InsecureServerCredentials();
+  }
+  namespace tls = grpc::experimental;
+  tls::TlsServerCredentialsOptions options(
+      std::make_shared<tls::FileWatcherCertificateProvider>(folder_ + "/key.pem",
+                                                            folder_ + "/certificate.pem",
+                                                            folder_ + "/authority.pem",
+                                                            kReloadSeconds));
+  options.watch_root_certs();
+  options.watch_identity_key_cert_pairs();
+  options.set_cert_request_type(GRPC_SSL_REQUEST_AND_REQUIRE_CLIENT_CERTIFICATE_AND_VERIFY);
+  return tls::TlsServerCredentials(options);
+}
+
+absl::StatusOr<Caller> StoreGate::CallerOf(const grpc::ServerContextBase& context) const {
+  if (folder_.empty()) {
+    return Caller{CallerKind::kAnyone, "anyone"};
+  }
+  const std::shared_ptr<const grpc::AuthContext> connection = context.auth_context();
+  if (connection == nullptr || !connection->IsPeerAuthenticated()) {
+    return absl::UnauthenticatedError("this store needs a certificate of its cluster");
+  }
+  const std::vector<grpc::string_ref> uris =
+      connection->FindPropertyValues(GRPC_PEER_URI_PROPERTY_NAME);
+  const std::string_view uri =
+      uris.size() == 1 ? std::string_view(uris[0].data(), uris[0].size()) : std::string_view();
+  ASSIGN_OR_RETURN(Caller caller, store_server::CallerOf(cluster_, uri));
+  const bool named = std::any_of(operators_.begin(), operators_.end(), [&](const auto& name) {
+    return caller.text == absl::StrCat("user/", name);
+  });
+  if (named) {
+    caller.kind = CallerKind::kOperator;
+  }
+  return caller;
+}
+
+}  // namespace ravel::store_server

@@ -1,0 +1,36 @@
+#pragma once
+
+// Who calls a store: TLS on both sides with certificates of one cluster, or plaintext on loopback.
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <grpcpp/grpcpp.h>
+
+#include "common/status.h"
+#include "worker/store/store_rules.h"
+
+namespace ravel::store_server {
+
+// Thread-safe.
+class StoreGate {
+ public:
+  // Plaintext: every caller is anyone.
+  StoreGate() = default;
+  // From DIR/authority.pem, certificate.pem and key.pem, which are read again when they change.
+  // `operators`: names of users who may change everything. Errors name the file.
+  static absl::StatusOr<std::unique_ptr<StoreGate>> FromIdentity(
+      const std::string& folder, std::vector<std::string> operators);
+
+  std::shared_ptr<grpc::ServerCredentials> Credentials() const;
+  // Unauthenticated says why the connection names nobody.
+  absl::StatusOr<Caller> CallerOf(const grpc::ServerContextBase& context) const;
+
+ private:
+  std::string folder_;   // empty: plaintext
+  std::string cluster_;  // in the URIs of certificates
+  std::vector<std::string> operators_;
+};
+
+}  // namespace ravel::store_server

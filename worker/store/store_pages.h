@@ -1,0 +1,19 @@
+#pragma once
+
+// /livez, /readyz and /metrics of a store.
+
+#include <memory>
+#include <string>
+
+#include "common/http/http_server.h"
+#include "common/status.h"
+#include "worker/store/store_service.h"
+
+namespace ravel::store_server {
+
+// Disks and service outlive it. Errors as those of http::Server::Start.
+absl::StatusOr<std::unique_ptr<http::Server>> ServeStorePages(const std::string& listen,
+                                                              const DiskSet* disks,
+                                                              const StoreService* service);
+
+}  // namespace ravel::store_server

@@ -1,0 +1,43 @@
+#pragma once
+
+// Who may do what in a store. Pure.
+
+#include <string>
+#include <string_view>
+
+#include "common/status.h"
+#include "worker/store/fence_book.h"
+
+namespace ravel::store_server {
+
+enum class CallerKind {
+  kAnyone,       // plaintext on loopback: all, within fences
+  kCoordinator,  // all
+  kOperator,     // a user that the store's flags name: all
+  kNode,         // reads all; writes unfinished saves alone, within fences
+  kUser,         // reads all; writes and removes pins
+};
+
+struct Caller {
+  CallerKind kind = CallerKind::kUser;
+  std::string text = {};  // "node/n1"
+};
+
+// The caller that a certificate's URI names, spiffe://CLUSTER.ravel/node/NAME. Unauthenticated for
+// one of another cluster or another form.
+absl::StatusOr<Caller> CallerOf(std::string_view cluster, std::string_view uri);
+// CLUSTER of such a URI; InvalidArgument when it is none.
+absl::StatusOr<std::string> ClusterOf(std::string_view uri);
+
+enum class Act { kWrite, kMakeFolder, kMakeFolders, kWithdraw };
+
+// PermissionDenied when the caller may never do it there; FailedPrecondition when the save's epoch
+// is over.
+absl::Status CheckAct(const Caller& caller,
+                      Act act,
+                      std::string_view path,
+                      const FenceBook& fences);
+absl::Status CheckPublish(const Caller& caller, std::string_view from, std::string_view to);
+absl::Status CheckFence(const Caller& caller);
+
+}  // namespace ravel::store_server

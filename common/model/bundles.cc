@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "common/model/tensor_cuts.h"
 #include "common/shape.h"
 
 namespace ravel::plan {
@@ -13,20 +14,31 @@ constexpr int64_t kOneDimensionalRow = 256;
 }  // namespace
 
 int64_t AtomElements(const TensorSpec& tensor) {
-  if (tensor.shape.size() > 1) {
-    return RowElements(tensor.shape) * tensor.block_rows;
+  const Shape item = ItemShape(tensor);
+  if (item.size() == 1) {
+    return std::max<int64_t>(1, std::min(item[0], kOneDimensionalRow));
   }
-  return std::max<int64_t>(1, std::min(ElementCount(tensor.shape), kOneDimensionalRow));
+  // Parts of another dimension than the rows' are matrices of their own, with shorter rows.
+  const auto first = tensor.cut.parts.begin();
+  const int64_t parts =
+      std::count_if(first, tensor.cut.parts.end(), [](int64_t part) { return part > 0; });
+  if (tensor.cut.cuts() && tensor.cut.dim > 0 && parts > 0) {
+    const bool equal = std::all_of(
+        first, first + parts, [&](int64_t part) { return part == tensor.cut.parts[0]; });
+    return equal ? RowElements(item) / parts * tensor.block_rows : ElementCount(item);
+  }
+  return RowElements(item) * tensor.block_rows;
 }
 
 bool CanFuse(const ModelInventory& inventory, const BundleSpec& bundle) {
   const TensorSpec& first = inventory.tensors[bundle.tensors.front()];
   for (const TensorId index : bundle.tensors) {
     const TensorSpec& part = inventory.tensors[index];
-    const int64_t elements = ElementCount(part.shape);
-    if (part.unit != first.unit || part.trainable != first.trainable ||
-        part.recipe != first.recipe || AtomElements(part) != AtomElements(first) ||
-        elements % kLayoutAlignmentElements != 0 || elements % AtomElements(part) != 0) {
+    const int64_t elements = ItemElements(part);
+    if (part.cut.partial_gradient != first.cut.partial_gradient || part.unit != first.unit ||
+        part.trainable != first.trainable || part.recipe != first.recipe ||
+        AtomElements(part) != AtomElements(first) || elements % kLayoutAlignmentElements != 0 ||
+        elements % AtomElements(part) != 0) {
       return false;
     }
   }

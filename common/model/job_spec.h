@@ -12,6 +12,7 @@
 #include "common/model/architecture/model_config.h"
 #include "common/model/loss_scale.h"
 #include "common/model/optimizer_states.h"
+#include "common/model/tensor_cut.h"
 #include "common/recipe.h"
 #include "common/token_file.h"
 
@@ -152,6 +153,9 @@ struct JobSpec {
   Strategy strategy = Strategy::kOptimGradsParams;   // on the shard axis
   Strategy replicate_strategy = Strategy::kNoShard;  // on the replicate axis
   int64_t replicas = 1;                              // size of the replicate axis
+  int64_t tensor = 1;                                // size of the tensor axis
+  bool sequence_parallel = false;                    // cut tokens over it between products
+  bool tensor_across_nodes = false;                  // its ranks may be of several hosts
   std::vector<UnitStrategy> units;                   // the first that matches a unit holds for it
   RecomputePolicy recompute = RecomputePolicy::kNone;
   WireType gradient_wire = WireType::kF32;
@@ -190,5 +194,12 @@ struct JobSpec {
   int64_t gather_window_bytes = 0;   // 0: auto (the two largest consecutive units)
   int64_t staging_window_bytes = 0;  // 0: auto
 };
+
+// The axis that a job asks for, of its first rank. Its parts are at least its ranks.
+inline TensorCut TensorCutOf(const JobSpec& spec) {
+  return {.parts = spec.tensor_parts > spec.tensor ? spec.tensor_parts : spec.tensor,
+          .degree = spec.tensor,
+          .sequence = spec.sequence_parallel};
+}
 
 }  // namespace ravel::plan

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "common/check.h"
 #include "common/model/architecture/architecture.h"
 
 namespace ravel::plan {
@@ -48,9 +49,10 @@ struct LayerWidths {
   int64_t d_qkv = 0;  // gradients of qkv
   int64_t inner = 0;
   int64_t mlp_in = 0;  // gate and up, or up alone
+  int64_t stream = 0;  // tokens of the residual stream that a rank has between products
 };
 
-LayerWidths WidthsOf(const ModelConfig& config, const TensorCut& cut) {
+LayerWidths WidthsOf(const ModelConfig& config, const TensorCut& cut, int64_t tokens) {
   const Architecture& architecture = ArchitectureOf(config.architecture);
   const LocalSizes sizes = LocalSizesOf(config, cut);
   LayerWidths widths;
@@ -61,6 +63,7 @@ LayerWidths WidthsOf(const ModelConfig& config, const TensorCut& cut) {
   widths.d_qkv = widths.query + 2 * sizes.kv_slots * config.head_dim;
   widths.inner = sizes.inner;
   widths.mlp_in = (architecture.mlp == MlpKind::kSwiGlu ? 2 : 1) * sizes.inner;
+  widths.stream = cut.sequence ? DivCeil(tokens, cut.degree) : tokens;
   return widths;
 }
 
@@ -79,10 +82,11 @@ void AddLayerSaved(const ModelConfig& config,
                    UnitSpec& unit) {
   const Architecture& architecture = ArchitectureOf(config.architecture);
   const int64_t tokens = shape.sequences * shape.sequence_tokens;
+  const int64_t stream = widths.stream;
   const int64_t hidden = config.hidden_size;
   constexpr DType kType = DType::kF32;
-  std::vector<ActivationSpec> specs = {{"x0", {tokens, hidden}}};
-  Append(NormSpecs(architecture, "0", tokens, hidden), specs);
+  std::vector<ActivationSpec> specs = {{"x0", {stream, hidden}}};
+  Append(NormSpecs(architecture, "0", stream, hidden), specs);
   specs.push_back({"qkv", {tokens, widths.qkv}, kType, RecomputePolicy::kBlock});
   if (!architecture.query_norm.empty()) {
     // Queries and keys after their norm and their rotation; qkv has them before.
@@ -91,8 +95,8 @@ void AddLayerSaved(const ModelConfig& config,
   }
   specs.push_back({"att", {tokens, widths.query}, kType, RecomputePolicy::kBlock});
   specs.push_back(StatisticsSpec(widths, shape));
-  specs.push_back({"x1", {tokens, hidden}, kType, RecomputePolicy::kBlock});
-  Append(NormSpecs(architecture, "1", tokens, hidden), specs);
+  specs.push_back({"x1", {stream, hidden}, kType, RecomputePolicy::kBlock});
+  Append(NormSpecs(architecture, "1", stream, hidden), specs);
   specs.push_back({"mlp_in", {tokens, widths.mlp_in}, kType, RecomputePolicy::kMlp});
   Sort(std::move(specs), recompute, unit);
 }
@@ -116,8 +120,8 @@ void AddLayerWorkspace(const ModelConfig& config,
       {"scratch", {AttentionScratchElements(shape.sequence_tokens, config.head_dim)}},
   };
   if (recompute >= RecomputePolicy::kBlock) {
-    unit.workspace.push_back({"mean", {tokens}});
-    unit.workspace.push_back({"rstd", {tokens}});
+    unit.workspace.push_back({"mean", {widths.stream}});
+    unit.workspace.push_back({"rstd", {widths.stream}});
     unit.workspace.push_back({"lse", StatisticsSpec(widths, shape).shape});
   }
 }
@@ -142,9 +146,9 @@ void AddActivations(ModelInventory& inventory,
                     const MicroBatchShape& micro_batch,
                     RecomputePolicy recompute) {
   const ModelConfig& config = inventory.config;
-  const LayerWidths widths = WidthsOf(config, inventory.cut);
-  const int64_t vocabulary_rows = LocalSizesOf(config, inventory.cut).vocabulary_rows;
   const int64_t tokens = micro_batch.sequences * micro_batch.sequence_tokens;
+  const LayerWidths widths = WidthsOf(config, inventory.cut, tokens);
+  const int64_t vocabulary_rows = LocalSizesOf(config, inventory.cut).vocabulary_rows;
   for (UnitSpec& unit : inventory.units) {
     if (unit.kind == UnitKind::kLayer) {
       AddLayerSaved(config, widths, micro_batch, recompute, unit);

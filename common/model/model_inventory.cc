@@ -5,6 +5,7 @@
 
 #include "common/model/model_inventory.h"
 
+#include <algorithm>
 #include <cmath>
 #include <map>
 #include <numeric>
@@ -16,6 +17,7 @@
 #include "common/model/architecture/architecture.h"
 #include "common/model/bundles.h"
 #include "common/model/model_activations.h"
+#include "common/model/tensor_cuts.h"
 
 namespace ravel::plan {
 namespace {
@@ -28,6 +30,7 @@ struct TensorArgs {
   UnitId unit = 0;
   InitKind init = InitKind::kNormal;
   double init_scale = 1.0;
+  DimensionCut cut = {};
 };
 
 TensorId AddTensor(ModelInventory& inventory, TensorArgs args) {
@@ -38,6 +41,8 @@ TensorId AddTensor(ModelInventory& inventory, TensorArgs args) {
   tensor.decay = tensor.shape.size() > 1;
   tensor.init = args.init;
   tensor.init_scale = args.init_scale;
+  tensor.cut = args.cut;
+  tensor.cut.ranks = inventory.cut.degree;
   const TensorId id = inventory.tensors.Add(std::move(tensor));
   inventory.units[args.unit].tensors.push_back(id);
   return id;
@@ -51,11 +56,14 @@ UnitId AddUnit(ModelInventory& inventory, std::string name, UnitKind kind, int l
   return inventory.units.Add(std::move(unit));
 }
 
-// Fuses tensors of equal row length whose sizes keep every part aligned.
+// Fuses tensors of equal row length whose sizes keep every part aligned, also of the finest cut:
+// what is one bundle on one rank is one on T.
 void AddBundle(ModelInventory& inventory, std::string name, std::vector<TensorId> tensors) {
   for (const TensorId tensor : tensors) {
-    const Shape& shape = inventory.tensors[tensor].shape;
-    if (ElementCount(shape) % kLayoutAlignmentElements != 0) {
+    TensorSpec finest = inventory.tensors[tensor];
+    finest.cut = CutInto(finest.cut, inventory.cut.parts);
+    const bool shared = finest.cut.copies > 1;  // gradients are sums of ranks
+    if (shared || ItemElements(finest) % kLayoutAlignmentElements != 0) {
       return;
     }
   }
@@ -66,42 +74,50 @@ void AddBundle(ModelInventory& inventory, std::string name, std::vector<TensorId
   inventory.bundles.push_back({.name = std::move(name), .tensors = std::move(tensors)});
 }
 
+// Not cut. Its gradient is an addend of each rank that sees other tokens than the next.
+DimensionCut SumOfTokens(const ModelInventory& inventory) {
+  return {.partial_gradient = inventory.cut.degree > 1 && inventory.cut.sequence};
+}
+
 // Weight and, where the architecture has it, bias.
 void AddNorm(ModelInventory& inventory, UnitId unit, const std::string& name, NormKind kind) {
   const Shape shape = {inventory.config.hidden_size};
-  AddTensor(inventory, {name + ".weight", shape, unit, InitKind::kOnes});
+  const DimensionCut cut = SumOfTokens(inventory);
+  AddTensor(inventory, {name + ".weight", shape, unit, InitKind::kOnes, 1.0, cut});
   if (kind == NormKind::kLayer) {
-    AddTensor(inventory, {name + ".bias", shape, unit, InitKind::kZeros});
+    AddTensor(inventory, {name + ".bias", shape, unit, InitKind::kZeros, 1.0, cut});
   }
 }
+
+// kColumn: the tensor axis cuts the outputs of each part. kRow: the inputs; the bias is added once.
+enum class LinearCut { kColumn, kRow };
 
 struct LinearArgs {
   const LinearNames& names;
   std::string prefix = {};  // of each name
   UnitId unit = 0;
   int64_t inputs = 0;
-  std::vector<int64_t> outputs = {};  // of each name
+  std::vector<int64_t> outputs = {};  // of each part: q, k, v
   double init_scale = 1.0;
   std::string bundle = {};  // name of the bundle that several make
+  LinearCut cut = LinearCut::kColumn;
+  std::vector<int64_t> heads = {};  // of each part, or none
 };
 
-void AddLinear(ModelInventory& inventory, const Architecture& architecture, LinearArgs args) {
-  CHECK_EQ(args.names.names.size(), args.outputs.size());
-  std::vector<TensorId> weights;
-  for (size_t i = 0; i < args.outputs.size(); ++i) {
-    const std::string name = absl::StrCat(args.prefix, std::string(args.names.names[i]));
-    const Shape shape = architecture.layout == MatrixLayout::kOutputInput
-                            ? Shape{args.outputs[i], args.inputs}
-                            : Shape{args.inputs, args.outputs[i]};
-    weights.push_back(AddTensor(
-        inventory, {name + ".weight", shape, args.unit, InitKind::kNormal, args.init_scale}));
-    if (args.names.bias) {
-      AddTensor(inventory, {name + ".bias", {args.outputs[i]}, args.unit, InitKind::kZeros});
-    }
+// Of the outputs of name i, which lie along dimension `dim`.
+DimensionCut ColumnCut(const ModelInventory& inventory, const LinearArgs& args, size_t i, int dim) {
+  DimensionCut cut = {.dim = dim};
+  const bool fused = args.names.names.size() != args.outputs.size();
+  if (!args.heads.empty()) {
+    cut.heads = args.heads[i];
   }
-  if (weights.size() > 1) {
-    AddBundle(inventory, absl::StrCat(args.prefix, args.bundle), std::move(weights));
+  if (fused) {
+    CHECK(args.outputs.size() <= cut.parts.size());
+    std::copy(args.outputs.begin(), args.outputs.end(), cut.parts.begin());
   }
+  cut = CutInto(cut, inventory.cut.degree);
+  cut.partial_gradient = cut.copies > 1;
+  return cut;
 }
 
 // Columns of the parts of a map that reads one input: all in one matrix where it is fused.
@@ -109,6 +125,32 @@ std::vector<int64_t> PartSizes(const LinearNames& names, std::vector<int64_t> pa
   return names.names.size() == parts.size()
              ? std::move(parts)
              : std::vector<int64_t>{std::accumulate(parts.begin(), parts.end(), int64_t{0})};
+}
+
+void AddLinear(ModelInventory& inventory, const Architecture& architecture, LinearArgs args) {
+  const std::vector<int64_t> outputs = PartSizes(args.names, args.outputs);
+  CHECK_EQ(args.names.names.size(), outputs.size());
+  const bool output_first = architecture.layout == MatrixLayout::kOutputInput;
+  std::vector<TensorId> weights;
+  for (size_t i = 0; i < outputs.size(); ++i) {
+    const std::string name = absl::StrCat(args.prefix, std::string(args.names.names[i]));
+    const Shape shape =
+        output_first ? Shape{outputs[i], args.inputs} : Shape{args.inputs, outputs[i]};
+    const bool column = args.cut == LinearCut::kColumn;
+    const DimensionCut cut = column ? ColumnCut(inventory, args, i, output_first ? 0 : 1)
+                                    : DimensionCut{.dim = output_first ? 1 : 0};
+    weights.push_back(AddTensor(
+        inventory, {name + ".weight", shape, args.unit, InitKind::kNormal, args.init_scale, cut}));
+    if (args.names.bias) {
+      const DimensionCut of_bias =
+          column ? ColumnCut(inventory, args, i, 0) : SumOfTokens(inventory);
+      AddTensor(inventory,
+                {name + ".bias", {outputs[i]}, args.unit, InitKind::kZeros, 1.0, of_bias});
+    }
+  }
+  if (weights.size() > 1) {
+    AddBundle(inventory, absl::StrCat(args.prefix, args.bundle), std::move(weights));
+  }
 }
 
 void AddLayerTensors(ModelInventory& inventory, const Architecture& architecture, UnitId unit) {
@@ -123,43 +165,44 @@ void AddLayerTensors(ModelInventory& inventory, const Architecture& architecture
       architecture.scaled_residual_init
           ? 1.0 / std::sqrt(2.0 * static_cast<double>(config.num_hidden_layers))
           : 1.0;
-  const auto linear = [&](const LinearNames& names, LinearArgs args) {
+  const auto linear = [&](LinearArgs args) {
     args.prefix = prefix;
     args.unit = unit;
-    args.outputs = PartSizes(names, std::move(args.outputs));
     AddLinear(inventory, architecture, std::move(args));
   };
   AddNorm(inventory, unit, prefix + std::string(architecture.attention_norm), architecture.norm);
-  linear(architecture.qkv,
-         {.names = architecture.qkv,
+  linear({.names = architecture.qkv,
           .inputs = hidden,
           .outputs = {query, key_value, key_value},
-          .bundle = "self_attn.qkv"});
-  linear(architecture.attention_output,
-         {.names = architecture.attention_output,
+          .bundle = "self_attn.qkv",
+          .heads = {
+              config.num_attention_heads, config.num_key_value_heads, config.num_key_value_heads}});
+  linear({.names = architecture.attention_output,
           .inputs = query,
           .outputs = {hidden},
-          .init_scale = residual_scale});
+          .init_scale = residual_scale,
+          .cut = LinearCut::kRow});
   for (const std::string_view norm : {architecture.query_norm, architecture.key_norm}) {
     if (!norm.empty()) {
       AddTensor(inventory,
                 {absl::StrCat(prefix, std::string(norm), ".weight"),
                  {config.head_dim},
                  unit,
-                 InitKind::kOnes});
+                 InitKind::kOnes,
+                 1.0,
+                 {.partial_gradient = inventory.cut.degree > 1}});
     }
   }
   AddNorm(inventory, unit, prefix + std::string(architecture.mlp_norm), architecture.norm);
-  linear(architecture.mlp_input,
-         {.names = architecture.mlp_input,
+  linear({.names = architecture.mlp_input,
           .inputs = hidden,
           .outputs = std::vector<int64_t>(architecture.mlp == MlpKind::kSwiGlu ? 2 : 1, inner),
           .bundle = "mlp.gate_up"});
-  linear(architecture.mlp_output,
-         {.names = architecture.mlp_output,
+  linear({.names = architecture.mlp_output,
           .inputs = inner,
           .outputs = {hidden},
-          .init_scale = residual_scale});
+          .init_scale = residual_scale,
+          .cut = LinearCut::kRow});
 }
 
 // Every layer runs twice in a row.
@@ -214,19 +257,27 @@ TensorId ModelInventory::FindTensor(std::string_view name) const {
 ModelInventory BuildInventory(const ModelConfig& config,
                               const MicroBatchShape& micro_batch,
                               RecomputePolicy recompute,
-                              const TensorCut& cut) {
+                              const TensorCut& axis) {
   const Architecture& architecture = ArchitectureOf(config.architecture);
   ModelInventory inventory;
   inventory.config = config;
-  inventory.cut = cut;
-  const auto add_matrix = [&](std::string_view name, int64_t rows, UnitId unit) {
-    return AddTensor(inventory, {std::string(name) + ".weight", {rows, config.hidden_size}, unit});
-  };
+  inventory.cut = axis;
+  const auto add_matrix =
+      [&](std::string_view name, int64_t rows, UnitId unit, const DimensionCut& cut) {
+        return AddTensor(inventory,
+                         {std::string(name) + ".weight",
+                          {rows, config.hidden_size},
+                          unit,
+                          InitKind::kNormal,
+                          1.0,
+                          cut});
+      };
+  const DimensionCut vocabulary = VocabularyCut(config.vocab_size, axis);
   const UnitId embed = AddUnit(inventory, "embed", UnitKind::kEmbedding, -1);
-  const TensorId table = add_matrix(architecture.token_table, config.vocab_size, embed);
+  const TensorId table = add_matrix(architecture.token_table, config.vocab_size, embed, vocabulary);
   if (architecture.positions == PositionKind::kLearned) {
     const UnitId positions = AddUnit(inventory, "positions", UnitKind::kPositions, -1);
-    add_matrix(architecture.position_table, config.max_position_embeddings, positions);
+    add_matrix(architecture.position_table, config.max_position_embeddings, positions, {});
   }
   for (int64_t layer = 0; layer < config.num_hidden_layers; ++layer) {
     const UnitId unit = AddUnit(
@@ -238,7 +289,7 @@ ModelInventory BuildInventory(const ModelConfig& config,
   if (config.tie_word_embeddings) {
     inventory.units[head].borrowed = {table};
   } else {
-    add_matrix(architecture.head, config.vocab_size, head);
+    add_matrix(architecture.head, config.vocab_size, head, vocabulary);
   }
   if (config.layer_sharing) {
     RepeatLayers(inventory);

@@ -11,6 +11,7 @@
 
 #include "common/check.h"
 #include "common/dtype.h"
+#include "common/model/dimension_cut.h"
 #include "common/model/ids.h"
 #include "common/model/job_spec.h"
 #include "common/model/tensor_cut.h"
@@ -28,8 +29,7 @@ struct TensorSpec {
   UnitId unit = 0;
   BundleId bundle = {};  // or none
   int64_t block_rows = 1;
-  // Dimension that the `tensor` axis of a mesh cuts; -1: none, each rank of the axis has all.
-  int tensor_dim = -1;
+  DimensionCut cut;   // by the `tensor` axis of a mesh
   bool decay = true;  // weight decay applies (matrices yes, norms no)
   bool trainable = true;
   Recipe recipe = Recipe::kNone;  // that quantizes it for gemms (recipes.h)

@@ -11,6 +11,7 @@
 #include "common/model/bundles.h"
 #include "common/model/freeze.h"
 #include "common/model/gemm_paths.h"
+#include "common/model/tensor_cuts.h"
 
 namespace ravel::plan {
 namespace {
@@ -102,9 +103,10 @@ GemmWidths WidthsOf(const ModelInventory& inventory, const UnitSpec& unit, GemmP
           });
       if (of_linear && tensor.shape.size() == 2) {
         quantized |= tensor.recipe != Recipe::kNone;
-        output += tensor.shape[output_first ? 0 : 1];
-        widths.input = std::max(widths.input, tensor.shape[output_first ? 1 : 0]);
-        elements += ElementCount(tensor.shape);
+        const Shape item = ItemShape(tensor);
+        output += item[output_first ? 0 : 1];
+        widths.input = std::max(widths.input, item[output_first ? 1 : 0]);
+        elements += ElementCount(item);
       }
     }
     if (quantized) {

@@ -5,6 +5,7 @@
 
 #include <absl/strings/str_cat.h>
 
+#include "common/field_error.h"
 #include "common/signed_size.h"
 
 namespace ravel::plan {
@@ -115,6 +116,17 @@ absl::StatusOr<DeviceRequest> ParseDevices(std::string_view text, bool cpu_by_de
   }
   ASSIGN_OR_RETURN(request.kind, KindOf(rest.substr(1), text));
   return request;
+}
+
+absl::Status CheckTensorNodes(const DeviceKind& kind, int64_t tensor_ranks, bool across_nodes) {
+  if (kind.cpu || across_nodes || kind.devices_per_node % tensor_ranks == 0) {
+    return absl::OkStatus();
+  }
+  return FieldRefusal("parallelism.tensor",
+                      absl::StrCat("a divisor of the ",
+                                   kind.devices_per_node,
+                                   " devices of a node, or parallelism.tensorAcrossNodes: true"),
+                      absl::StrCat(tensor_ranks));
 }
 
 }  // namespace ravel::plan

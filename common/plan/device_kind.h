@@ -37,4 +37,8 @@ struct DeviceRequest {
 // GiB, also nGiB. Errors begin "--devices: ".
 absl::StatusOr<DeviceRequest> ParseDevices(std::string_view text, bool cpu_by_default);
 
+// Refuses a tensor axis of so many ranks that its groups do not lie in nodes of this kind, unless
+// `across_nodes`; of cpu devices, whose nodes have any number, nothing. The error names the field.
+absl::Status CheckTensorNodes(const DeviceKind& kind, int64_t tensor_ranks, bool across_nodes);
+
 }  // namespace ravel::plan

@@ -72,7 +72,7 @@ std::string NumericsOf(const JobSpec& spec) {
       {"microBatch", absl::StrCat(spec.micro_batch)},
       {"recipe", RecipeText(spec.recipe)},
       {"stateDtype", StateTypesText(spec.optimizer.state_types)},
-      {"tensorParts", absl::StrCat(spec.tensor_parts)},
+      {"tensorParts", absl::StrCat(TensorCutOf(spec).parts)},
       {"virtualRanks", absl::StrCat(spec.virtual_ranks)}};
   if (spec.compute == ComputeType::kF16) {
     entries.emplace("lossScale", LossScaleWord(spec.loss_scale));

@@ -27,8 +27,8 @@ bool ReplicasCut(const ShardingPlan& plan, GroupId group) {
 // The placements of one tensor in a buffer: the cut of the `tensor` axis comes first.
 Placements CutFirst(const TensorSpec& tensor, const Mesh& mesh, const Placements& flat) {
   Placements placements;
-  if (tensor.tensor_dim >= 0 && mesh.AxisIndex(kTensorAxis) >= 0) {
-    placements.push_back({kTensorAxis, Placement::Shard(tensor.tensor_dim)});
+  if (tensor.cut.cuts() && mesh.AxisIndex(kTensorAxis) >= 0) {
+    placements.push_back({kTensorAxis, Placement::Of(tensor.cut)});
   }
   placements.insert(placements.end(), flat.begin(), flat.end());
   return placements;
@@ -94,15 +94,15 @@ std::vector<OwnedPiece> PiecesOf(const PiecesQuery& query, const Coordinate& coo
     if (query.first_replicas && ReplicaOf(placements, query.mesh, coordinate) != 0) {
       continue;
     }
-    OwnedPiece piece =
-        OwnedBoxes({.shape = tensor.shape,
-                    .placements = placements,
-                    .mesh = query.mesh,
-                    .place = {.offset = group.tensor_offsets[i], .total_elements = total},
-                    .tensor = group.tensors[i]},
-                   coordinate);
-    if (piece.elements() > 0) {
-      pieces.push_back(std::move(piece));
+    for (OwnedPiece& piece : OwnedParts({.shape = tensor.shape,
+                             .placements = placements,
+                             .mesh = query.mesh,
+                             .place = {.offset = group.tensor_offsets[i], .total_elements = total},
+                             .tensor = group.tensors[i]},
+                                        coordinate)) {
+      if (piece.elements() > 0) {
+        pieces.push_back(std::move(piece));
+      }
     }
   }
   return pieces;

@@ -13,7 +13,7 @@
 namespace ravel::plan {
 
 // Placements of a group's buffers on the data axes. A tensor that the `tensor` axis cuts
-// (TensorSpec::tensor_dim) is cut there first.
+// (TensorSpec::cut) is cut there first; each of its parts is then a piece.
 //
 // The slice that a reduce over the shard axis leaves on a rank and a gather takes from it: T / N
 // elements.

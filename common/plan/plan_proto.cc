@@ -162,6 +162,9 @@ void ParallelismToProto(const JobSpec& spec, v1::PlannedJob& proto) {
   proto.set_strategy(static_cast<int32_t>(spec.strategy));
   proto.set_replicate_strategy(static_cast<int32_t>(spec.replicate_strategy));
   proto.set_replicas(spec.replicas);
+  proto.set_tensor(spec.tensor == 1 ? 0 : spec.tensor);
+  proto.set_sequence_parallel(spec.sequence_parallel);
+  proto.set_tensor_across_nodes(spec.tensor_across_nodes);
   for (const UnitStrategy& unit : spec.units) {
     v1::PlannedUnitStrategy& added = *proto.add_units();
     added.set_match(unit.match);
@@ -350,6 +353,9 @@ absl::Status ParallelismFromProto(const v1::PlannedJob& proto, JobSpec& spec) {
   spec.communication_blocks = proto.communication_blocks();
   // 0: written before there were replicas.
   spec.replicas = std::max<int64_t>(1, proto.replicas());
+  spec.tensor = std::max<int64_t>(1, proto.tensor());
+  spec.sequence_parallel = proto.sequence_parallel();
+  spec.tensor_across_nodes = proto.tensor_across_nodes();
   for (const v1::PlannedUnitStrategy& from : proto.units()) {
     ASSIGN_OR_RETURN(UnitStrategy unit, UnitFromProto(from));
     spec.units.push_back(std::move(unit));

@@ -22,6 +22,7 @@
 #include "common/model/gemm_paths.h"
 #include "common/model/logits_chunk.h"
 #include "common/model/recipes.h"
+#include "common/model/tensor_cuts.h"
 #include "common/model/tensor_parts.h"
 #include "common/plan/check/program_checker.h"
 #include "common/plan/layout/padding_rule.h"
@@ -222,11 +223,15 @@ absl::Status AddInventory(const JobSpec& spec,
                           const ModelConfig& config,
                           GemmPath path,
                           ShardingPlan& plan) {
-  RETURN_IF_ERROR(CheckTensorParts(spec.tensor_parts, config, plan.micro_batch));
-  plan.inventory =
-      BuildInventory(config, plan.micro_batch, spec.recompute, {.parts = spec.tensor_parts});
+  const TensorCut cut = TensorCutOf(spec);
+  RETURN_IF_ERROR(CheckTensorParts(cut.parts, config, plan.micro_batch));
+  plan.inventory = BuildInventory(config, plan.micro_batch, spec.recompute, cut);
   RETURN_IF_ERROR(ApplyFreeze(spec.freeze, plan.inventory));
   RETURN_IF_ERROR(ApplyRecipe(spec.recipe, path, plan.micro_batch, plan.inventory));
+  RETURN_IF_ERROR(
+      CheckTensorAxis(plan.inventory,
+                      plan.micro_batch.sequences * plan.micro_batch.sequence_tokens,
+                      UpdatesInGroups(spec.optimizer.kind, spec.optimizer.state_types)));
   ReserveRecipeScratch(path, plan.micro_batch, plan.inventory);
   if (spec.layer_drop > 0) {
     MakeLayersOptional(plan.inventory);
@@ -277,6 +282,8 @@ absl::StatusOr<JobSpec> ResolveBatch(JobSpec spec) {
   for (const int64_t size : spec.elastic.sizes) {
     largest = std::max(largest, size);
   }
+  RETURN_IF_ERROR(CheckDegrees(TensorCutOf(spec)));
+  largest = DivCeil(largest, spec.tensor);  // ranks of the data axes
   const bool chosen = spec.virtual_ranks == 0;
   if (chosen) {
     spec.virtual_ranks = static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(largest)));
@@ -289,7 +296,9 @@ absl::StatusOr<JobSpec> ResolveBatch(JobSpec spec) {
   }
   if (largest > spec.virtual_ranks) {
     return FieldRefusal("determinism.virtualRanks",
-                        absl::StrCat("at least the largest device count ", largest),
+                        absl::StrCat("at least the largest device count ",
+                                     spec.tensor > 1 ? "divided by parallelism.tensor " : "",
+                                     largest),
                         absl::StrCat(spec.virtual_ranks));
   }
   if (spec.global_batch % spec.virtual_ranks != 0) {
@@ -323,7 +332,7 @@ absl::StatusOr<ShardingPlan> BuildShardingPlan(const PlanRequest& request) {
   ShardingPlan plan;
   plan.ranks = request.ranks;
   ASSIGN_OR_RETURN(plan.lanes, LanesOf(spec, request.ranks));
-  ASSIGN_OR_RETURN(plan.mesh, DataMesh(plan.lanes));
+  ASSIGN_OR_RETURN(plan.mesh, MeshOf(plan.lanes, spec.tensor));
   ASSIGN_OR_RETURN(const ModelConfig config, ValidateModelConfig(*spec.model));
   plan.micro_batch = {.sequences = spec.micro_batch, .sequence_tokens = spec.data.sequence_length};
   RETURN_IF_ERROR(AddInventory(spec, config, path, plan));
@@ -343,7 +352,9 @@ absl::StatusOr<ShardingPlan> BuildShardingPlan(const PlanRequest& request) {
   if (!spec.allow_padding) {
     RETURN_IF_ERROR(CheckPadding(plan.inventory, plan.groups));
   }
-  const bool same_host = request.shared_memory && spec.transport != Transport::kGloo;
+  // Ranks that share memory have different parts of a weight where the tensor axis cuts it.
+  const bool same_host =
+      request.shared_memory && spec.transport != Transport::kGloo && spec.tensor == 1;
   plan.options = {
       .ranks = plan.ranks,
       .gather_in_place = same_host,
@@ -372,10 +383,18 @@ absl::StatusOr<ShardingPlan> BuildShardingPlan(const PlanRequest& request) {
       .amax_algorithm = spec.recipe.amax_algorithm,
       .first_scale = spec.recipe.first_scale,
       .amax_epsilon = spec.recipe.amax_epsilon,
-      .tensor_parts = spec.tensor_parts};
+      .tensor_parts = plan.inventory.cut.parts};
   RETURN_IF_ERROR(PlanPrograms(plan));
   RETURN_IF_ERROR(CheckPlan(plan));
   return plan;
+}
+
+absl::Status CheckRuns(const TensorCut& axis) {
+  return axis.degree == 1
+             ? absl::OkStatus()
+             : FieldRefusal("parallelism.tensor",
+                            "1, since jobs with a tensor axis can be planned but not run yet",
+                            absl::StrCat(axis.degree));
 }
 
 absl::StatusOr<MoveTable> MovesOf(const ShardingPlan& plan) {

@@ -25,7 +25,9 @@ struct ShardingPlan {
   MicroBatchShape micro_batch;  // of one lane
   ProgramOptions options;
   ModelInventory inventory;
-  Mesh mesh;  // data axes: replicate (where there are replicas) x shard
+  // replicate (where there are replicas) x shard x tensor (where the model is cut): lanes are those
+  // of the first two, and ranks that differ on the third alone have the same one.
+  Mesh mesh;
   // By unit, trainable before frozen; all of one width: N, or N * O where replicas cut the shards.
   GroupLayouts groups;
   RolesOfGroups roles;
@@ -33,6 +35,9 @@ struct ShardingPlan {
   ProgramBuffers buffers;
   BufferPlan memory;
   std::vector<StepProgram> programs;
+
+  // The rank among those of the data axes, by which lanes are numbered.
+  int64_t DataRank(int64_t rank) const { return rank / inventory.cut.degree; }
 
   // CHECKs that it exists.
   const StepProgram& program(Phase phase, LanePart part = LanePart::kWhole) const;
@@ -66,9 +71,13 @@ absl::StatusOr<MoveTable> MovesOf(const ShardingPlan& plan);
 // buffers, programs and addresses, not yet checked.
 absl::Status PlanPrograms(ShardingPlan& plan);
 
-// Lanes and micro-batches: V a power of two, at least the largest device count; the global batch a
-// multiple of V, and each lane's part of it one of the micro-batch. Fills virtual_ranks and
-// micro_batch (one per lane) where they are auto; errors name the field.
+// Refuses what can be planned but not run: programs do not move activations between the ranks of a
+// tensor axis.
+absl::Status CheckRuns(const TensorCut& axis);
+
+// Lanes and micro-batches: V a power of two, at least the largest device count divided by the
+// tensor axis; the global batch a multiple of V, and each lane's part of it one of the micro-batch.
+// Fills virtual_ranks and micro_batch (one per lane) where they are auto; errors name the field.
 absl::StatusOr<JobSpec> ResolveBatch(JobSpec spec);
 
 }  // namespace ravel::plan

@@ -16,6 +16,7 @@
 #include "common/model/freeze.h"
 #include "common/model/logits_chunk.h"
 #include "common/model/recipes.h"
+#include "common/model/tensor_cuts.h"
 #include "common/model/tensor_parts.h"
 #include "common/plan/check/program_checker.h"
 #include "common/plan/plan_parts_proto.h"
@@ -152,7 +153,7 @@ absl::Status CheckLayout(const GroupLayout& group,
     if (group.tensor_offsets[i] < end || group.tensor_offsets[i] % kLayoutAlignmentElements != 0) {
       return Invalid(absl::StrCat(name, ": tensors overlap or are not aligned"));
     }
-    end = group.tensor_offsets[i] + ElementCount(inventory.tensors[tensor].shape);
+    end = group.tensor_offsets[i] + ItemElements(inventory.tensors[tensor]);
   }
   return end <= group.layout.total_elements()
              ? absl::OkStatus()
@@ -298,6 +299,19 @@ absl::Status TensorsFromProto(const v1::ShardingPlan& proto, ShardingPlan& plan)
   return SetRecipes(recipes, plan.options.gemm_path, plan.micro_batch, inventory);
 }
 
+// Divides the ranks into groups of the tensor axis.
+absl::Status AxisFromProto(const v1::ShardingPlan& proto, ShardingPlan& plan) {
+  TensorCut& axis = plan.inventory.cut;
+  axis.degree = std::max<int64_t>(1, proto.tensor());
+  axis.parts = axis.degree;
+  axis.sequence = proto.sequence_parallel();
+  if (!CheckDegrees(axis).ok() || plan.ranks % axis.degree != 0) {
+    return Invalid("tensor, sequence_parallel: no axis of these ranks");
+  }
+  plan.lanes.ranks = plan.ranks / axis.degree;
+  return absl::OkStatus();
+}
+
 // Ranks, lanes and the micro-batch.
 absl::Status ShapeFromProto(const v1::ShardingPlan& proto, ShardingPlan& plan) {
   constexpr int64_t kMostTokens = int64_t{1} << 30;
@@ -309,16 +323,17 @@ absl::Status ShapeFromProto(const v1::ShardingPlan& proto, ShardingPlan& plan) {
                 .micro_batches = std::max<int64_t>(1, proto.micro_batches())};
   plan.micro_batch = {.sequences = proto.micro_batch_sequences(),
                       .sequence_tokens = proto.sequence_tokens()};
+  RETURN_IF_ERROR(AxisFromProto(proto, plan));
   const LaneMap& lanes = plan.lanes;
-  if (plan.ranks < 1 || plan.ranks > kMostRanks || lanes.lanes < plan.ranks ||
+  if (plan.ranks < 1 || plan.ranks > kMostRanks || lanes.lanes < lanes.ranks ||
       lanes.lanes > kMostRanks || (lanes.lanes & (lanes.lanes - 1)) != 0) {
     return Invalid("ranks, lanes: expected 1 <= ranks <= lanes, lanes a power of two");
   }
-  if ((lanes.replicas & (lanes.replicas - 1)) != 0 || plan.ranks % lanes.replicas != 0 ||
+  if ((lanes.replicas & (lanes.replicas - 1)) != 0 || lanes.ranks % lanes.replicas != 0 ||
       lanes.replicas > 256) {
     return Invalid("replicas: expected a power of two up to 256 that divides the ranks");
   }
-  if ((lanes.blocks && lanes.lanes % plan.ranks != 0) ||
+  if ((lanes.blocks && lanes.lanes % lanes.ranks != 0) ||
       lanes.micro_batches > (int64_t{1} << 22) / lanes.lanes) {
     return Invalid("lanes_in_blocks, micro_batches: out of range");
   }
@@ -395,6 +410,10 @@ v1::ShardingPlan ToProto(const ShardingPlan& plan) {
   proto.set_ranks(plan.ranks);
   proto.set_lanes(plan.lanes.lanes);
   proto.set_replicas(plan.lanes.replicas);
+  if (const TensorCut& axis = plan.inventory.cut; axis.degree > 1) {
+    proto.set_tensor(axis.degree);
+    proto.set_sequence_parallel(axis.sequence);
+  }
   proto.set_lanes_in_blocks(plan.lanes.blocks);
   proto.set_micro_batches(plan.lanes.micro_batches);
   proto.set_micro_batch_sequences(plan.micro_batch.sequences);
@@ -430,12 +449,14 @@ absl::StatusOr<ShardingPlan> FromProto(const v1::ShardingPlan& proto) {
   ShardingPlan plan;
   RETURN_IF_ERROR(ShapeFromProto(proto, plan));
   RETURN_IF_ERROR(OptionsFromProto(proto.options(), plan));
-  ASSIGN_OR_RETURN(plan.mesh, DataMesh(plan.lanes));
+  ASSIGN_OR_RETURN(plan.mesh, MeshOf(plan.lanes, plan.inventory.cut.degree));
   ASSIGN_OR_RETURN(const ModelConfig config, ModelFromProto(proto.model()));
   RETURN_IF_ERROR(Annotate(CheckTensorParts(plan.options.tensor_parts, config, plan.micro_batch),
                            "options.tensor_parts"));
-  plan.inventory = BuildInventory(
-      config, plan.micro_batch, plan.options.recompute, {.parts = plan.options.tensor_parts});
+  TensorCut cut = plan.inventory.cut;
+  cut.parts = plan.options.tensor_parts;
+  RETURN_IF_ERROR(Annotate(CheckDegrees(cut), "options.tensor_parts"));
+  plan.inventory = BuildInventory(config, plan.micro_batch, plan.options.recompute, cut);
   NarrowActivations(plan.options.weight_type, plan.inventory);
   ReserveAttentionWorkspace(plan.options.attention_workspace_bytes, plan.inventory);
   ReserveLogits(plan.options.logits_chunk_tokens, plan.micro_batch, plan.inventory);
@@ -454,6 +475,11 @@ absl::StatusOr<ShardingPlan> FromProto(const v1::ShardingPlan& proto) {
   }
   ReserveRecipeScratch(plan.options.gemm_path, plan.micro_batch, plan.inventory);
   ReserveTensorParts(plan.inventory);
+  RETURN_IF_ERROR(
+      Annotate(CheckTensorAxis(plan.inventory,
+                               plan.micro_batch.sequences * plan.micro_batch.sequence_tokens,
+                               UpdatesInGroups(plan.options.optimizer, plan.options.state_types)),
+               "plan"));
   RETURN_IF_ERROR(GroupsFromProto(proto, plan));
   ASSIGN_OR_RETURN(plan.moves, MovesOf(plan));
   RETURN_IF_ERROR(BuffersFromProto(proto, plan));

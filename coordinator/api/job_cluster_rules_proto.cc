@@ -328,7 +328,7 @@ void JobRules::CheckElastic() {
 
 void JobRules::ExpandSizes() {
   v1::ElasticSpec& elastic = *job().mutable_elastic();
-  const int64_t step = elastic.step() == 0 ? spec().replicas : elastic.step();
+  const int64_t step = elastic.step() == 0 ? spec().replicas * spec().tensor : elastic.step();
   if (elastic.min() < 1 || elastic.min() > kMaxDevices) {
     Fail("spec.elastic.min",
          absl::StrCat("a whole number from 1 to ", kMaxDevices),
@@ -378,7 +378,8 @@ void JobRules::CheckDeterminism() {
   }
   const int64_t lanes = determinism.virtual_ranks();
   const auto& sizes = spec().elastic.sizes;
-  const int64_t largest = sizes.empty() ? 1 : std::max<int64_t>(sizes.back(), 1);
+  const int64_t tensor = spec().tensor;
+  const int64_t largest = DivCeil(sizes.empty() ? 1 : std::max<int64_t>(sizes.back(), 1), tensor);
   if (lanes == 0) {
     determinism.set_virtual_ranks(
         static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(largest))));
@@ -390,7 +391,10 @@ void JobRules::CheckDeterminism() {
     return;
   } else if (lanes < largest && !Failed("spec.elastic.sizes")) {
     Fail("spec.determinism.virtualRanks",
-         absl::StrCat("a power of two >= ", largest, ", the largest allowed size"),
+         absl::StrCat("a power of two >= ",
+                      largest,
+                      ", the largest allowed size",
+                      tensor > 1 ? " divided by parallelism.tensor" : ""),
          absl::StrCat(lanes));
     return;
   }

@@ -10,6 +10,7 @@
 
 #include "common/model/freeze.h"
 #include "common/model/model_inventory.h"
+#include "common/model/tensor_cuts.h"
 #include "common/name_suggestion.h"
 #include "common/plan/layout/strategy_table.h"
 #include "common/plan/program/group_roles.h"
@@ -29,7 +30,7 @@ constexpr int kMostUnits = 256;
 // Checks that these strategies run, for a tensor that nothing else cuts.
 absl::Status CheckRuns(const plan::StrategyChoice& choice, const plan::PlacedTensor& tensor) {
   constexpr plan::LaneMap lanes = {.lanes = 4, .ranks = 4, .replicas = 2};
-  ASSIGN_OR_RETURN(const plan::Mesh mesh, plan::DataMesh(lanes));
+  ASSIGN_OR_RETURN(const plan::Mesh mesh, plan::MeshOf(lanes));
   return plan::CheckChoice(choice, tensor, lanes, mesh);
 }
 
@@ -38,6 +39,7 @@ absl::Status CheckRuns(const plan::StrategyChoice& choice, const plan::PlacedTen
 void JobRules::CheckParallelism() {
   v1::ParallelismSpec& parallelism = *job().mutable_parallelism();
   CheckStrategy();
+  CheckTensor();
   constexpr plan::RecomputePolicy kPolicies[] = {plan::RecomputePolicy::kNone,
                                                  plan::RecomputePolicy::kNorm,
                                                  plan::RecomputePolicy::kMlp,
@@ -210,19 +212,57 @@ void JobRules::CheckUnitNames() {
 
 void JobRules::CheckReplicas() {
   const int64_t replicas = spec().replicas;
-  if (Failed("spec.parallelism.replicas") || Failed("spec.elastic.sizes")) {
+  const int64_t tensor = spec().tensor;
+  if (Failed("spec.parallelism.replicas") || Failed("spec.parallelism.tensor") ||
+      Failed("spec.elastic.sizes")) {
     return;
   }
   for (const int64_t size : spec().elastic.sizes) {
-    if (size % replicas != 0) {
+    if (size % (replicas * tensor) != 0) {
       const bool listed = spec().elastic.sizes.size() > 1;
+      const std::string multiples = listed ? "multiples of the " : "a multiple of the ";
       Fail(listed ? "spec.elastic.sizes" : "spec.devices.count",
-           absl::StrCat(listed ? "multiples of the " : "a multiple of the ",
-                        replicas,
-                        " replicas (parallelism.replicas)"),
+           tensor == 1 ? absl::StrCat(multiples, replicas, " replicas (parallelism.replicas)")
+                       : absl::StrCat(multiples,
+                                      replicas * tensor,
+                                      " devices of the replicas and their tensor groups",
+                                      " (parallelism.replicas times parallelism.tensor)"),
            absl::StrCat(size));
       return;
     }
+  }
+}
+
+void JobRules::CheckTensor() {
+  v1::ParallelismSpec& parallelism = *job().mutable_parallelism();
+  if (parallelism.tensor() == 0) {
+    parallelism.set_tensor(1);
+  }
+  spec().tensor = parallelism.tensor();
+  spec().sequence_parallel = parallelism.sequence_parallel();
+  spec().tensor_across_nodes = parallelism.tensor_across_nodes();
+  if (const absl::Status axis = plan::CheckDegrees(plan::TensorCutOf(spec())); !axis.ok()) {
+    FailAs(axis);
+    spec().tensor = 1;
+    spec().sequence_parallel = false;
+  }
+  if (spec().tensor_across_nodes && spec().tensor == 1) {
+    Fail("spec.parallelism.tensorAcrossNodes", "false without parallelism.tensor", "true");
+  }
+}
+
+void JobRules::CheckTensorCuts() {
+  if (!spec().model.has_value() || spec().tensor == 1) {
+    return;
+  }
+  const plan::MicroBatchShape micro_batch = {.sequences = spec().micro_batch,
+                                             .sequence_tokens = spec().data.sequence_length};
+  const absl::Status cut = plan::CheckTensorAxis(
+      plan::BuildInventory(*spec().model, micro_batch, spec().recompute, plan::TensorCutOf(spec())),
+      micro_batch.sequences * micro_batch.sequence_tokens,
+      false);
+  if (!cut.ok()) {
+    FailAs(cut);
   }
 }
 

@@ -418,6 +418,7 @@ void JobRules::ResolveLanes() {
   }
   spec() = *resolved;
   job().mutable_determinism()->set_virtual_ranks(spec().virtual_ranks);
+  CheckTensorCuts();
 }
 
 CanonicalJob Canonicalize(const v1::TrainingJob& job, const CanonicalizeOptions& options) {

@@ -61,6 +61,9 @@ class JobRules {
   // is the field at fault: that of the first, or where it is `inherited` that of the second.
   bool CheckReplicate(const std::string& path, bool inherited, const plan::StrategyChoice& choice);
   void CheckReplicas();
+  // The axis, and once the micro-batch is known what it cuts.
+  void CheckTensor();
+  void CheckTensorCuts();
   void CheckDevices();
   void CheckPrecision();
   void CheckRecipe(v1::PrecisionSpec& precision);

@@ -38,12 +38,15 @@ absl::StatusOr<MarkChange> ChangeOf(v1::MarkCheckpointRequest::Change change) {
   }
 }
 
-// The mesh of a save by a world of this size; replicas are fixed for a job's life.
+// The mesh of a save by a world of this size; the other axes are fixed for a job's life.
 std::string MeshText(const plan::JobSpec& spec, int64_t world_size) {
-  if (spec.replicas <= 1) {
-    return absl::StrCat("shard ", world_size);
+  std::string text =
+      spec.replicas > 1 ? absl::StrCat("replicate ", spec.replicas, ", ") : std::string();
+  absl::StrAppend(&text, "shard ", world_size / spec.replicas / spec.tensor);
+  if (spec.tensor > 1) {
+    absl::StrAppend(&text, ", tensor ", spec.tensor);
   }
-  return absl::StrCat("replicate ", spec.replicas, ", shard ", world_size / spec.replicas);
+  return text;
 }
 
 void AddFolder(const absl::StatusOr<FolderView>& folder, v1::ListCheckpointsResponse& response) {

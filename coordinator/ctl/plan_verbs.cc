@@ -166,6 +166,8 @@ absl::StatusOr<Planned> MakePlan(const PlanOptions& options) {
       job.spec.cpu_devices && job.spec.transport != plan::Transport::kGloo);
   Planned planned;
   planned.device = devices.kind;
+  RETURN_IF_ERROR(
+      plan::CheckTensorNodes(planned.device, job.spec.tensor, job.spec.tensor_across_nodes));
   ASSIGN_OR_RETURN(planned.plan, plan::BuildShardingPlan(request));
   if (!job.spec.units.empty()) {
     ASSIGN_OR_RETURN(planned.strategies, plan::ChoicesOf(job.spec, planned.plan.inventory));

@@ -30,6 +30,7 @@ absl::StatusOr<std::shared_ptr<const PlannedWorld>> PlannerDriver::Plan(const pl
       return found->second;
     }
   }
+  RETURN_IF_ERROR(plan::CheckRuns(plan::TensorCutOf(spec)));
   plan::PlanRequest request{spec, ranks, shared_memory};
   ASSIGN_OR_RETURN(plan::ShardingPlan made, plan::BuildShardingPlan(request));
   auto world = std::make_shared<PlannedWorld>();
@@ -65,6 +66,7 @@ std::shared_ptr<const PlannedWorld> PlannerDriver::Find(const std::string& diges
 absl::StatusOr<int64_t> PlannerDriver::Check(const plan::JobSpec& spec,
                                              int64_t ranks,
                                              bool shared_memory) {
+  RETURN_IF_ERROR(plan::CheckRuns(plan::TensorCutOf(spec)));
   ASSIGN_OR_RETURN(const plan::ShardingPlan made,
                    plan::BuildShardingPlan({spec, ranks, shared_memory}));
   return plan::PeakBytes(made);

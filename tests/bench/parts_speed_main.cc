@@ -72,13 +72,13 @@ absl::Status Measure(RankEngine& one, RankEngine& other, int64_t pairs) {
 }
 
 int Serve(const std::string& folder, int64_t parts, int64_t pairs, int64_t key_heads) {
-  const absl::Status status = RunLocalRanks(
-      {.spec = Job(folder, 1, key_heads), .body = [&](RankEngine& one, int) {
-         return RunLocalRanks(
-             {.spec = Job(folder, parts, key_heads), .body = [&](RankEngine& other, int) {
-                return Measure(one, other, pairs);
-              }});
-       }});
+  const absl::Status status =
+      RunLocalRanks({.spec = Job(folder, 1, key_heads), .body = [&](RankEngine& one, int) {
+                       return RunLocalRanks({.spec = Job(folder, parts, key_heads),
+                                             .body = [&](RankEngine& other, int) {
+                                               return Measure(one, other, pairs);
+                                             }});
+                     }});
   if (!status.ok()) {
     std::fprintf(stderr, "%s\n", status.ToString().c_str());
     return 1;

@@ -114,7 +114,8 @@ def main():
     with tempfile.TemporaryDirectory() as root:
         subprocess.run([binary, "--gtest_filter=InteropTest.*"], check=True, stdout=subprocess.DEVNULL,
                        env={**os.environ, "RAVEL_INTEROP_STORE": root})
-        for kind, moments in (("untied", torch.float32), ("tied", torch.float32), ("bf16_moments", torch.bfloat16)):
+        for kind, moments in (("untied", torch.float32), ("tied", torch.float32), ("bf16_moments", torch.bfloat16),
+                              ("mesh_2x2", torch.float32)):
             folder = pathlib.Path(root) / kind
             shapes, order = check_step(str(folder / "step-0000000020"), moments)
             print(f"{kind}: torch {torch.__version__} reads {len(shapes)} tensors of model/, {3 * len(shapes)} of optim/")

@@ -106,43 +106,13 @@ plan::ShardingPlan WorldOf(const plan::ModelInventory& inventory, int64_t ranks)
   return world;
 }
 
-plan::ShardingPlan CutWorld(const plan::ModelInventory& inventory,
-                            int64_t shards,
-                            int64_t tensor_ranks) {
-  plan::ShardingPlan world;
-  world.ranks = shards * tensor_ranks;
-  world.lanes = {.lanes = world.ranks, .ranks = world.ranks};
-  world.inventory = inventory;
-  world.mesh = *plan::Mesh::Create({{plan::kShardAxis, shards}, {plan::kTensorAxis, tensor_ranks}});
-  for (const plan::UnitId unit : inventory.units.ids()) {
-    std::vector<plan::LayoutItem> items;
-    for (const plan::TensorId id : inventory.units[unit].tensors) {
-      const plan::TensorSpec& tensor = inventory.tensors[id];
-      Shape item = tensor.shape;
-      if (tensor.tensor_dim >= 0) {
-        int64_t& cut = item[static_cast<size_t>(tensor.tensor_dim)];
-        CHECK_EQ(cut % tensor_ranks, 0);
-        cut /= tensor_ranks;
-      }
-      items.push_back({.name = tensor.name,
-                       .elements = ElementCount(item),
-                       .atom_elements = item.size() > 1 ? RowElements(item) : int64_t{256}});
-    }
-    plan::GroupLayout group;
-    group.unit = unit;
-    group.layout = plan::PlanFlatLayout(items, {.width = shards});
-    std::vector<std::pair<int64_t, plan::TensorId>> placed;
-    for (size_t i = 0; i < items.size(); ++i) {
-      placed.emplace_back(group.layout.offsets[i], inventory.units[unit].tensors[i]);
-    }
-    std::sort(placed.begin(), placed.end());
-    for (const auto& [offset, tensor] : placed) {
-      group.tensor_offsets.push_back(offset);
-      group.tensors.push_back(tensor);
-    }
-    world.groups.push_back(std::move(group));
+plan::ShardingPlan CutWorld(plan::ModelInventory inventory, int64_t shards, int64_t tensor_ranks) {
+  for (plan::TensorSpec& tensor : inventory.tensors) {
+    tensor.cut.ranks = tensor_ranks;
   }
-  world.roles.assign(world.groups.size(), FlatRoles());
+  plan::ShardingPlan world = WorldOf(inventory, shards);
+  world.ranks = shards * tensor_ranks;
+  world.mesh = *plan::Mesh::Create({{plan::kShardAxis, shards}, {plan::kTensorAxis, tensor_ranks}});
   return world;
 }
 
@@ -239,6 +209,16 @@ SavedWorld SaveOf(plan::ShardingPlan world, uint64_t seed, DType moments) {
   return saved;
 }
 
+SavedWorld SaveOf(plan::ShardingPlan world, TrainingState state) {
+  SavedWorld saved;
+  saved.world = std::move(world);
+  absl::StatusOr<plan::SavePlan> save_plan = plan::BuildSavePlan(saved.world);
+  CHECK(save_plan.ok());
+  saved.save_plan = *std::move(save_plan);
+  saved.state = std::move(state);
+  return saved;
+}
+
 coordinator::SaveContext ContextOf(const SavedWorld& saved, const ckpt::AttemptKey& key) {
   coordinator::SaveContext context;
   context.job = "job-1";
@@ -247,7 +227,9 @@ coordinator::SaveContext ContextOf(const SavedWorld& saved, const ckpt::AttemptK
   context.build = "test";
   context.numerics = "f32";
   context.virtual_ranks = 8;
-  context.mesh = {{"shard", saved.world.ranks}};
+  for (const plan::MeshAxis& axis : saved.world.mesh.axes()) {
+    context.mesh.push_back({axis.name, axis.size});
+  }
   context.ranks = saved.world.ranks;
   return context;
 }

@@ -25,11 +25,9 @@ std::vector<Shape> RandomShapes(uint64_t seed);
 
 // The part of a plan that checkpoints look at.
 plan::ShardingPlan WorldOf(const plan::ModelInventory& inventory, int64_t ranks);
-// The same on a mesh of `shards` x `tensor_ranks`, made by hand: the tensor axis cuts what has a
-// TensorSpec::tensor_dim, evenly.
-plan::ShardingPlan CutWorld(const plan::ModelInventory& inventory,
-                            int64_t shards,
-                            int64_t tensor_ranks);
+// The same on a mesh of `shards` x `tensor_ranks`: the tensor axis cuts what has a
+// DimensionCut::dim.
+plan::ShardingPlan CutWorld(plan::ModelInventory inventory, int64_t shards, int64_t tensor_ranks);
 
 inline constexpr std::array<plan::StateRole, 3> kShardRoles = {
     plan::StateRole::kParam, plan::StateRole::kExpAvg, plan::StateRole::kExpAvgSq};
@@ -82,6 +80,8 @@ absl::StatusOr<ckpt::Seal> WriteRank(store::ObjectStore& store,
                                      int64_t rank);
 // Saves with a world's own ranks.
 SavedWorld SaveOf(plan::ShardingPlan world, uint64_t seed, DType moments = DType::kF32);
+// Saves this state.
+SavedWorld SaveOf(plan::ShardingPlan world, TrainingState state);
 // Writes and commits.
 absl::StatusOr<coordinator::CommittedStepInfo> Save(store::ObjectStore& store,
                                                     const SavedWorld& saved,

@@ -114,7 +114,9 @@ class StepLoader {
 };
 
 // The weights of a Hugging Face directory: model.safetensors, or model.safetensors.index.json and
-// its files. F32, BF16, F16 become fp32. Thread-compatible; the inventory outlives it.
+// its files, or else what torch's distributed checkpoints write there: files whose
+// DCP_SHARDING_INFO says which box of a tensor each holds, whatever mesh they were cut for. F32,
+// BF16, F16 become fp32. Thread-compatible; the inventory outlives it.
 class HuggingFaceLoader {
  public:
   // Reads the headers only. All missing, unknown and misshapen tensors are listed in one
@@ -130,10 +132,12 @@ class HuggingFaceLoader {
   int64_t bytes_read() const { return bytes_read_; }
 
  private:
+  // A box of a tensor.
   struct Source {
     size_t file = 0;
     DType dtype = DType::kF32;
     int64_t offset = 0;  // in the file
+    Box box;
   };
   struct File {
     std::string name;
@@ -142,18 +146,25 @@ class HuggingFaceLoader {
   explicit HuggingFaceLoader(const plan::ModelInventory* inventory) : inventory_(inventory) {}
   // Consecutive runs that one call reads.
   struct Read {
-    int64_t first = 0;  // elements [first, end) of the tensor
+    int64_t first = 0;  // elements [first, end) of the source
     int64_t end = 0;
-    std::vector<plan::OwnedRun> runs;
+    std::vector<plan::OwnedRun> runs;  // whose `first` counts in the source
   };
+  absl::Status ReadSource(const Source& source,
+                          const plan::OwnedPiece& piece,
+                          std::span<float> shard);
   absl::Status Execute(const Source& source, const Read& read, std::span<float> shard);
   absl::Status OpenFiles();
+  absl::StatusOr<std::set<std::string>> FindFiles(std::map<std::string, std::string>& weight_map);
   absl::Status MatchInventory(const std::vector<std::vector<ckpt::SafetensorsEntry>>& entries);
+  // What is wrong with the sources of a tensor; empty: nothing.
+  std::string CompareSources(plan::TensorId tensor) const;
 
   const plan::ModelInventory* inventory_;
   std::unique_ptr<store::ObjectStore> store_;
   std::vector<File> files_;
-  plan::IdVector<plan::TensorId, Source> sources_;
+  bool boxes_ = false;  // files may hold parts of tensors
+  plan::IdVector<plan::TensorId, std::vector<Source>> sources_;
   std::vector<std::byte> buffer_;
   int64_t bytes_read_ = 0;
 };

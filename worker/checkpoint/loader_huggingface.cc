@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cstring>
 #include <filesystem>
+#include <functional>
 #include <map>
 #include <set>
 #include <system_error>
@@ -16,6 +17,8 @@
 #include <absl/strings/str_join.h>
 
 #include "common/check.h"
+#include "common/ckpt/box_runs.h"
+#include "common/ckpt/manifest.h"
 #include "common/ckpt/safetensors.h"
 #include "common/json.h"
 #include "common/model/architecture/architecture.h"
@@ -30,10 +33,14 @@ constexpr int64_t kReadBytes = 4 << 20;  // of one call
 constexpr int64_t kPageBytes = 4096;
 constexpr int64_t kMaxIndexBytes = 64 << 20;
 constexpr size_t kMaxListed = 8;
+constexpr int64_t kMostFiles = 1 << 16;
+constexpr std::string_view kShardingInfo = "DCP_SHARDING_INFO";
 constexpr std::string_view kSingleFile = "model.safetensors";
 constexpr std::string_view kIndexFile = "model.safetensors.index.json";
 
-absl::StatusOr<std::vector<ckpt::SafetensorsEntry>> ReadHeader(const store::FileReader& reader) {
+// `boxes`: the file must say which boxes it holds.
+absl::StatusOr<std::vector<ckpt::SafetensorsEntry>> ReadHeader(const store::FileReader& reader,
+                                                               bool boxes) {
   std::string header(8, '\0');
   const auto bytes = [&header](size_t from) {
     return std::as_writable_bytes(std::span(header.data() + from, header.size() - from));
@@ -45,6 +52,13 @@ absl::StatusOr<std::vector<ckpt::SafetensorsEntry>> ReadHeader(const store::File
   header.resize(8 + Size(json_bytes));
   RETURN_IF_ERROR(reader.ReadAt(8, bytes(8)));
   ASSIGN_OR_RETURN(ckpt::SafetensorsFile file, ckpt::ParseSafetensorsHeader(header, reader.size()));
+  const auto& metadata = file.metadata;
+  if (boxes && std::none_of(metadata.begin(), metadata.end(), [](const auto& entry) {
+        return entry.first == kShardingInfo;
+      })) {
+    return absl::InvalidArgumentError(
+        "no DCP_SHARDING_INFO, and neither model.safetensors nor its index is there");
+  }
   for (ckpt::SafetensorsEntry& entry : file.entries) {
     entry.begin += file.header_bytes;
     entry.end += file.header_bytes;
@@ -112,6 +126,50 @@ void Convert(DType dtype, std::span<const std::byte> bytes, std::span<float> out
   }
 }
 
+// The runs of a piece that lie in a box, by their place in the box: ascending. Of the whole tensor
+// they are the piece's runs; else each is part of a row of the innermost dimension, joined with the
+// one before where both are neighbours.
+void VisitCommonRuns(const Shape& shape,
+                     const Box& box,
+                     const plan::OwnedPiece& piece,
+                     const std::function<void(plan::OwnedRun)>& visit) {
+  if (box == WholeBox(shape)) {
+    piece.VisitRuns(shape, visit);
+    return;
+  }
+  plan::OwnedRun open;
+  piece.VisitRuns(shape, [&](const plan::OwnedRun& run) {
+    for (const Box& part : RangeToBoxes(shape, run.first, run.first + run.elements)) {
+      const Box common = Intersect(part, box);
+      if (IsEmpty(common)) {
+        continue;
+      }
+      ckpt::VisitBoxRuns(shape, common, [&](const ckpt::BoxRun& in_tensor) {
+        // Rows of the box may be shorter than the tensor's.
+        const int64_t row = shape.empty() ? 1 : common.length.back();
+        for (int64_t at = 0; at < in_tensor.elements; at += row) {
+          const int64_t index = in_tensor.tensor_begin + at;
+          const plan::OwnedRun next = {.first = ckpt::BoxIndex(shape, box, index),
+                                       .offset = run.offset + index - run.first,
+                                       .elements = std::min(row, in_tensor.elements - at)};
+          if (open.elements > 0 && open.first + open.elements == next.first &&
+              open.offset + open.elements == next.offset) {
+            open.elements += next.elements;
+            continue;
+          }
+          if (open.elements > 0) {
+            visit(open);
+          }
+          open = next;
+        }
+      });
+    }
+  });
+  if (open.elements > 0) {
+    visit(open);
+  }
+}
+
 }  // namespace
 
 absl::StatusOr<HuggingFaceLoader> HuggingFaceLoader::Open(std::string_view directory,
@@ -128,8 +186,8 @@ absl::StatusOr<HuggingFaceLoader> HuggingFaceLoader::Open(std::string_view direc
   return loader;
 }
 
-absl::Status HuggingFaceLoader::OpenFiles() {
-  std::map<std::string, std::string> weight_map;
+absl::StatusOr<std::set<std::string>> HuggingFaceLoader::FindFiles(
+    std::map<std::string, std::string>& weight_map) {
   std::set<std::string> names;
   ASSIGN_OR_RETURN(const bool sharded, store::Exists(*store_, kIndexFile));
   if (sharded) {
@@ -137,23 +195,40 @@ absl::Status HuggingFaceLoader::OpenFiles() {
     for (const auto& [tensor, file] : weight_map) {
       names.insert(file);
     }
-  } else {
-    ASSIGN_OR_RETURN(const bool single, store::Exists(*store_, kSingleFile));
-    if (!single) {
-      return absl::NotFoundError(
-          "neither model.safetensors nor model.safetensors.index.json is there (other weight "
-          "formats are not read)");
-    }
-    names.insert(std::string(kSingleFile));
+    return names;
   }
+  ASSIGN_OR_RETURN(const bool single, store::Exists(*store_, kSingleFile));
+  if (single) {
+    names.insert(std::string(kSingleFile));
+    return names;
+  }
+  boxes_ = true;
+  ASSIGN_OR_RETURN(const std::vector<store::ListedEntry> listed, store_->List(""));
+  for (const store::ListedEntry& entry : listed) {
+    if (!entry.is_directory && absl::EndsWith(entry.name, ".safetensors")) {
+      names.insert(entry.name);
+    }
+  }
+  if (names.empty() || std::ssize(names) > kMostFiles) {
+    return absl::NotFoundError(absl::StrCat(
+        "neither model.safetensors nor model.safetensors.index.json is there, nor 1 to ",
+        kMostFiles,
+        " other .safetensors files (other weight formats are not read)"));
+  }
+  return names;
+}
+
+absl::Status HuggingFaceLoader::OpenFiles() {
+  std::map<std::string, std::string> weight_map;
+  ASSIGN_OR_RETURN(const std::set<std::string> names, FindFiles(weight_map));
   std::vector<std::vector<ckpt::SafetensorsEntry>> entries;
   std::map<std::string, std::string> found;
   for (const std::string& name : names) {
     ASSIGN_OR_RETURN(std::unique_ptr<store::FileReader> reader, store_->Open(name));
-    absl::StatusOr<std::vector<ckpt::SafetensorsEntry>> header = ReadHeader(*reader);
+    absl::StatusOr<std::vector<ckpt::SafetensorsEntry>> header = ReadHeader(*reader, boxes_);
     RETURN_IF_ERROR(Annotate(header.status(), name));
     for (const ckpt::SafetensorsEntry& entry : *header) {
-      if (!found.emplace(entry.key, name).second) {
+      if (!found.emplace(entry.key, name).second && !boxes_) {
         return absl::InvalidArgumentError(
             absl::StrCat("tensor ", entry.key, " is in ", found[entry.key], " and in ", name));
       }
@@ -171,10 +246,39 @@ absl::Status HuggingFaceLoader::OpenFiles() {
   return MatchInventory(entries);
 }
 
+std::string HuggingFaceLoader::CompareSources(plan::TensorId tensor) const {
+  const plan::TensorSpec& expected = inventory_->tensors[tensor];
+  const std::vector<Source>& sources = sources_[tensor];
+  if (sources.empty()) {
+    return absl::StrCat(expected.name, ": missing");
+  }
+  std::vector<Box> boxes;
+  for (const Source& source : sources) {
+    if (source.dtype != DType::kF32 && source.dtype != DType::kBF16 &&
+        source.dtype != DType::kF16) {
+      return absl::StrCat(expected.name,
+                          ": dtype ",
+                          std::string(DTypeName(source.dtype)),
+                          ", expected F32, BF16 or F16");
+    }
+    boxes.push_back(source.box);
+  }
+  if (!boxes_) {
+    return boxes.front() == WholeBox(expected.shape) ? ""
+                                                     : absl::StrCat(expected.name,
+                                                                    ": shape ",
+                                                                    ShapeText(boxes.front().length),
+                                                                    ", expected ",
+                                                                    ShapeText(expected.shape));
+  }
+  const absl::Status cover = ckpt::ProveBoxCover(expected.shape, std::move(boxes));
+  return cover.ok() ? "" : absl::StrCat(expected.name, ": ", std::string(cover.message()));
+}
+
 absl::Status HuggingFaceLoader::MatchInventory(
     const std::vector<std::vector<ckpt::SafetensorsEntry>>& entries) {
   std::vector<std::string> differences;
-  plan::IdVector<plan::TensorId, bool> seen(inventory_->tensors.size(), false);
+  plan::IdVector<plan::TensorId, std::string> key_of(inventory_->tensors.size());
   sources_.resize(inventory_->tensors.size());
   for (size_t file = 0; file < entries.size(); ++file) {
     for (const ckpt::SafetensorsEntry& entry : entries[file]) {
@@ -185,28 +289,21 @@ absl::Status HuggingFaceLoader::MatchInventory(
         }
         continue;
       }
-      const Shape& expected = inventory_->tensors[tensor].shape;
-      if (seen[tensor]) {
+      if (!key_of[tensor].empty() && key_of[tensor] != entry.key) {
         differences.push_back(
             absl::StrCat(entry.key, ": there with and without the base model's prefix"));
+        continue;
       }
-      seen[tensor] = true;
-      sources_[tensor] = {file, entry.dtype, entry.begin};
-      if (entry.shape != expected) {
-        differences.push_back(absl::StrCat(
-            entry.key, ": shape ", ShapeText(entry.shape), ", expected ", ShapeText(expected)));
-      } else if (entry.dtype != DType::kF32 && entry.dtype != DType::kBF16 &&
-                 entry.dtype != DType::kF16) {
-        differences.push_back(absl::StrCat(entry.key,
-                                           ": dtype ",
-                                           std::string(DTypeName(entry.dtype)),
-                                           ", expected F32, BF16 or F16"));
+      key_of[tensor] = entry.key;
+      if (ElementCount(entry.shape) > 0 || !boxes_) {  // ranks may have an empty part
+        sources_[tensor].push_back(
+            {file, entry.dtype, entry.begin, {entry.saved_offset, entry.shape}});
       }
     }
   }
-  for (const plan::TensorId i : seen.ids()) {
-    if (!seen[i]) {
-      differences.push_back(absl::StrCat(inventory_->tensors[i].name, ": missing"));
+  for (const plan::TensorId tensor : sources_.ids()) {
+    if (std::string difference = CompareSources(tensor); !difference.empty()) {
+      differences.push_back(std::move(difference));
     }
   }
   if (differences.empty()) {
@@ -226,41 +323,49 @@ absl::Status HuggingFaceLoader::MatchInventory(
 absl::Status HuggingFaceLoader::ReadPieces(std::span<const plan::OwnedPiece> pieces,
                                            std::span<float> shard) {
   for (const plan::OwnedPiece& piece : pieces) {
-    const plan::TensorSpec& tensor = inventory_->tensors[piece.tensor];
-    const Source& source = sources_[piece.tensor];
-    const int64_t element_bytes = DTypeBytes(source.dtype);
-    const int64_t most = kReadBytes / element_bytes;
-    const int64_t page = kPageBytes / element_bytes;
-    Read read;
-    absl::Status status;
-    const auto flush = [&] {
-      if (status.ok() && !read.runs.empty()) {
-        status = Annotate(Execute(source, read, shard), tensor.name);
-      }
-      read.runs.clear();
-    };
-    piece.VisitRuns(tensor.shape, [&](plan::OwnedRun run) {
-      const int64_t gap = run.first - read.end;
-      if (gap > std::max(page, run.elements) || run.first + run.elements - read.first > most) {
-        flush();
-      }
-      while (run.elements > 0) {
-        const int64_t elements = std::min(run.elements, most);
-        if (read.runs.empty()) {
-          read.first = run.first;
-        }
-        read.end = run.first + elements;
-        read.runs.push_back({.first = run.first, .offset = run.offset, .elements = elements});
-        run = {run.first + elements, run.offset + elements, run.elements - elements};
-        if (run.elements > 0) {
-          flush();
-        }
-      }
-    });
-    flush();
-    RETURN_IF_ERROR(status);
+    for (const Source& source : sources_[piece.tensor]) {
+      RETURN_IF_ERROR(
+          Annotate(ReadSource(source, piece, shard), inventory_->tensors[piece.tensor].name));
+    }
   }
   return absl::OkStatus();
+}
+
+absl::Status HuggingFaceLoader::ReadSource(const Source& source,
+                                           const plan::OwnedPiece& piece,
+                                           std::span<float> shard) {
+  const int64_t element_bytes = DTypeBytes(source.dtype);
+  const int64_t most = kReadBytes / element_bytes;
+  const int64_t page = kPageBytes / element_bytes;
+  Read read;
+  absl::Status status;
+  const auto flush = [&] {
+    if (status.ok() && !read.runs.empty()) {
+      status = Execute(source, read, shard);
+    }
+    read.runs.clear();
+  };
+  VisitCommonRuns(
+      inventory_->tensors[piece.tensor].shape, source.box, piece, [&](plan::OwnedRun run) {
+        const int64_t gap = run.first - read.end;
+        if (gap > std::max(page, run.elements) || run.first + run.elements - read.first > most) {
+          flush();
+        }
+        while (run.elements > 0) {
+          const int64_t elements = std::min(run.elements, most);
+          if (read.runs.empty()) {
+            read.first = run.first;
+          }
+          read.end = run.first + elements;
+          read.runs.push_back({.first = run.first, .offset = run.offset, .elements = elements});
+          run = {run.first + elements, run.offset + elements, run.elements - elements};
+          if (run.elements > 0) {
+            flush();
+          }
+        }
+      });
+  flush();
+  return status;
 }
 
 absl::Status HuggingFaceLoader::Execute(const Source& source,

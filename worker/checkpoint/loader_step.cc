@@ -16,6 +16,7 @@
 #include "common/check.h"
 #include "common/ckpt/digest.h"
 #include "common/model/state_groups.h"
+#include "common/plan/layout/state_scales.h"
 #include "common/signed_size.h"
 #include "worker/checkpoint/loader.h"
 
@@ -301,16 +302,12 @@ absl::Status StepLoader::WidenFp8(plan::StateRole role,
                                   std::span<std::byte> out,
                                   DigestShare share) {
   const Shape& shape = inventory_->tensors[piece.tensor].shape;
-  const int64_t before = plan::StateGroups(shape, 0, piece.range.begin);
-  const int64_t groups = plan::StateGroups(shape, piece.range.begin, piece.range.end);
-  std::vector<float> scales(Size(groups));
-  const plan::OwnedPiece of_scales = {.tensor = piece.tensor,
-                                      .item = WholeBox(plan::ScaleShape(shape)),
-                                      .range = {before, before + groups}};
+  const plan::OwnedPiece of_scales = plan::ScalesOf(shape, piece);
+  std::vector<float> scales(Size(of_scales.elements()));
   RETURN_IF_ERROR(ReadPieces(*plan::ScaleRoleOf(role), {&of_scales, 1}, scales, share));
   const bool square = role == plan::StateRole::kExpAvgSq;
   const std::span<const std::byte> codes = StoredPart(out, DType::kF8E4M3);
-  const int64_t row = plan::StateRow(shape);
+  const int64_t row = plan::StateRow(piece.item.length);
   size_t scale = 0;
   for (int64_t i = 0; i < piece.elements(); ++i) {
     scale += i > 0 && (i % row == 0 || i % row % plan::kStateGroup == 0) ? 1 : 0;

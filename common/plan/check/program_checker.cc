@@ -168,7 +168,8 @@ absl::Status CheckShape(const ShardingPlan& plan) {
   const bool fits = plan.roles.size() == plan.groups.size() &&
                     plan.moves.of_groups.size() == plan.groups.size() &&
                     plan.memory.offsets.size() == plan.buffers.size() &&
-                    plan.lanes.ranks == plan.ranks && plan.ranks % plan.lanes.replicas == 0 &&
+                    plan.lanes.ranks * plan.inventory.cut.degree == plan.ranks &&
+                    plan.lanes.ranks % plan.lanes.replicas == 0 &&
                     plan.mesh.rank_count() == plan.ranks;
   if (!fits) {
     return absl::FailedPreconditionError("K13: roles, offsets, mesh or lanes do not fit the plan");

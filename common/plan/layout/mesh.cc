@@ -169,6 +169,15 @@ absl::StatusOr<Mesh> Mesh::ExpertView(int64_t expert_size) const {
                {.name = kExpertAxis, .size = expert_size});
 }
 
+const std::string& InnermostDataAxis(const Mesh& mesh) {
+  const auto axis =
+      std::find_if(mesh.axes().rbegin(), mesh.axes().rend(), [](const MeshAxis& candidate) {
+        return candidate.name != kTensorAxis;
+      });
+  CHECK_MSG(axis != mesh.axes().rend(), "a mesh without data axes");
+  return axis->name;
+}
+
 std::string Mesh::Text() const {
   if (axes_.empty()) {
     return "one rank";

@@ -73,4 +73,8 @@ class Mesh {
   int64_t rank_count_ = 1;
 };
 
+// The innermost axis whose ranks have other samples than the next: all but `tensor`, whose ranks
+// have the same. Such an axis is there.
+const std::string& InnermostDataAxis(const Mesh& mesh);
+
 }  // namespace ravel::plan

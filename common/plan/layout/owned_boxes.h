@@ -18,7 +18,13 @@ namespace ravel::plan {
 ElementRange Chunk(int64_t n, int64_t k, int64_t r);
 
 // Step 1: the *item* of a coordinate, which is the tensor after its Shard entries in list order and
-// before Flat. Its length is what everything below counts in.
+// before Flat. Its length is what everything below counts in. A Shard entry may have parts; the
+// item is then several boxes, one of each part, which follow each other in a buffer.
+std::vector<Box> ItemBoxes(const Shape& shape,
+                           const Placements& placements,
+                           const Mesh& mesh,
+                           const Coordinate& coordinate);
+// Of placements without parts.
 Box ItemBox(const Shape& shape,
             const Placements& placements,
             const Mesh& mesh,
@@ -84,9 +90,11 @@ OwnedPiece WholePiece(TensorId tensor, const Shape& shape, int64_t shard_offset 
 // The placements are valid for the shape. Partial counts as held whole: an addend has no owner, so
 // nothing may be written from it. The offset counts from the start of the coordinate's interval.
 OwnedPiece OwnedBoxes(const BoxQuery& query, const Coordinate& coordinate);
+// The same of placements that may have parts: a piece of each, in buffer order.
+std::vector<OwnedPiece> OwnedParts(const BoxQuery& query, const Coordinate& coordinate);
 
-// A coordinate among those that own the same: mixed radix over the Replicate axes. Replica 0 writes
-// checkpoints and counts in statistics.
+// A coordinate among those that own the same: mixed radix over the Replicate axes and the copies of
+// Shard entries. Replica 0 writes checkpoints and counts in statistics.
 int64_t ReplicaOf(const Placements& placements, const Mesh& mesh, const Coordinate& coordinate);
 
 }  // namespace ravel::plan

@@ -8,6 +8,7 @@
 
 #include "common/check.h"
 #include "common/model/bundles.h"
+#include "common/model/tensor_cuts.h"
 
 namespace ravel::plan {
 namespace {
@@ -26,13 +27,14 @@ TensorId ForcingTensor(const ModelInventory& inventory, UnitId unit, int64_t wid
   for (const TensorId index : inventory.units[unit].tensors) {
     ModelInventory without = inventory;
     TensorSpec& tensor = without.tensors[index];
-    const int64_t elements = ElementCount(tensor.shape);
+    const int64_t elements = ItemElements(tensor);
     tensor.shape = {elements};
+    tensor.cut = {};
     tensor.block_rows = 1;
     DissolveBundles(without);
     const int64_t padding = PaddingOf(PlanGroups(without, unit, width), unit).padding;
     const bool larger =
-        worst >= 0 && padding == least && elements > ElementCount(inventory.tensors[worst].shape);
+        worst >= 0 && padding == least && elements > ItemElements(inventory.tensors[worst]);
     if (worst < 0 || padding < least || larger) {
       worst = index;
       least = padding;

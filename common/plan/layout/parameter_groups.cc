@@ -14,6 +14,7 @@
 
 #include "common/check.h"
 #include "common/model/bundles.h"
+#include "common/model/tensor_cuts.h"
 
 namespace ravel::plan {
 namespace {
@@ -24,13 +25,19 @@ constexpr size_t kMostFamilies = 8;
 struct UnitItems {
   std::vector<LayoutItem> items;
   std::vector<std::vector<TensorId>> members;  // tensors of each item, in buffer order
-  // Three kinds never share a group: quantized, other trained, frozen tensors.
+  // These never share a group: quantized, other trained, frozen tensors; of trained ones those
+  // whose gradients are whole on each rank of the tensor axis, addends of copies, addends of all.
   std::vector<int> kind;
 };
-constexpr int kKinds = 3;
+constexpr int kSums = 3;
+constexpr int kKinds = 2 * kSums + 1;
 
 int KindOf(const TensorSpec& tensor) {
-  return !tensor.trainable ? 2 : tensor.recipe == Recipe::kNone ? 1 : 0;
+  if (!tensor.trainable) {
+    return kKinds - 1;
+  }
+  const int sum = !tensor.cut.partial_gradient ? 0 : tensor.cut.copies > 1 ? 1 : 2;
+  return (tensor.recipe == Recipe::kNone ? kSums : 0) + sum;
 }
 
 LayoutItem ItemOf(const ModelInventory& inventory, const std::vector<TensorId>& tensors) {
@@ -38,7 +45,7 @@ LayoutItem ItemOf(const ModelInventory& inventory, const std::vector<TensorId>& 
   LayoutItem item = {.name = first.name, .elements = 0, .atom_elements = AtomElements(first)};
   for (const TensorId index : tensors) {
     const TensorSpec& part = inventory.tensors[index];
-    item.elements += ElementCount(part.shape);
+    item.elements += ItemElements(part);
   }
   return item;
 }
@@ -86,7 +93,7 @@ GroupLayout GroupOf(const ModelInventory& inventory,
     int64_t offset = group.layout.offsets[i];
     for (const TensorId tensor : all.members[chosen[i]]) {
       placed.emplace_back(offset, tensor);
-      offset += ElementCount(inventory.tensors[tensor].shape);
+      offset += ItemElements(inventory.tensors[tensor]);
     }
   }
   std::sort(placed.begin(), placed.end());

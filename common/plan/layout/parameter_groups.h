@@ -30,9 +30,10 @@ struct GroupOptions {
   int64_t alignment_elements = kLayoutAlignmentElements;  // 512 where two elements share a byte
 };
 // The parameter groups of a unit: quantized before other trained before frozen tensors, which never
-// share a group; each kind split by atom family where that saves more than its launches cost: every
-// way to form at most `most_groups` is tried. Bundles stay whole. `width`: ranks that cut each
-// group's buffer. Every tensor of the unit is in exactly one group; no group is empty.
+// share a group, nor do those with and without DimensionCut::partial_gradient; each kind split by
+// atom family where that saves more than its launches cost: every way to form at most `most_groups`
+// is tried. Bundles stay whole. `width`: ranks that cut each group's buffer. Every tensor of the
+// unit is in exactly one group; no group is empty.
 GroupLayouts PlanGroups(const ModelInventory& inventory,
                         UnitId unit,
                         int64_t width,

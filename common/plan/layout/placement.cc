@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <numeric>
 #include <set>
 
 #include <absl/strings/str_cat.h>
@@ -22,6 +23,20 @@ absl::Status PlacementError(const PlacedTensor& tensor,
                             const std::string& what) {
   return absl::InvalidArgumentError(
       absl::StrCat("tensor ", tensor.name, ": axis ", axis, ": ", what));
+}
+
+std::string ShardText(const Placement& cut) {
+  std::string text = absl::StrCat("Shard(", cut.dim);
+  for (size_t i = 0; i < cut.parts.size() && cut.parts[i] > 0; ++i) {
+    absl::StrAppend(&text, i == 0 ? " of " : "|", cut.parts[i]);
+  }
+  if (cut.chunk > 0) {
+    absl::StrAppend(&text, " by ", cut.chunk);
+  }
+  if (cut.copies > 1) {
+    absl::StrAppend(&text, ", ", cut.copies, " copies");
+  }
+  return text + ")";
 }
 
 // Rows that an atom has, for comparing: a boundary of a coarser atom is one of any finer atom.
@@ -47,10 +62,28 @@ absl::Status CheckShardEntry(const PlacedTensor& tensor,
   }
   int64_t& length = At(*left, dim);
   const int64_t size = mesh.AxisSize(entry.axis);
-  if (dim != 0 && length % size != 0 && uneven_axis->empty()) {
+  const Placement& cut = entry.placement;
+  if (cut.copies < 1 || size % cut.copies != 0 || cut.chunk < 0) {
+    return PlacementError(
+        tensor, entry.axis, absl::StrCat(PlacementText(cut), " on ", size, " ranks"));
+  }
+  const int64_t pieces = size / cut.copies;
+  if (cut.chunk > 0 && cut.chunk * pieces < length) {
+    return PlacementError(
+        tensor, entry.axis, absl::StrCat(PlacementText(cut), " leaves some of ", length));
+  }
+  const int64_t sum = std::accumulate(cut.parts.begin(), cut.parts.end(), int64_t{0});
+  if (sum > 0 && (sum != length || cut.chunk > 0)) {
+    return PlacementError(
+        tensor, entry.axis, absl::StrCat(PlacementText(cut), " of a dimension of ", length));
+  }
+  const bool even = std::all_of(
+      cut.parts.begin(), cut.parts.end(), [&](int64_t part) { return part % pieces == 0; });
+  if ((dim != 0 || sum > 0) && (length % pieces != 0 || !even || cut.chunk > 0) &&
+      uneven_axis->empty()) {
     *uneven_axis = entry.axis;
   }
-  length = DivCeil(length, size);
+  length = cut.chunk > 0 ? std::min(length, cut.chunk) : DivCeil(length, pieces);
   return absl::OkStatus();
 }
 
@@ -107,7 +140,7 @@ std::string PlacementText(const Placement& placement) {
     case PlacementKind::kPartial:
       return "Partial";
     case PlacementKind::kShard:
-      return absl::StrCat("Shard(", placement.dim, ")");
+      return ShardText(placement);
     case PlacementKind::kFlat:
       return "Flat";
     case PlacementKind::kBlockAtomic:
@@ -215,7 +248,7 @@ std::vector<std::string> CutAxes(const Placements& placements) {
 int64_t CutCount(const Placements& placements, const Mesh& mesh) {
   int64_t count = 1;
   for (const std::string& axis : CutAxes(placements)) {
-    count *= mesh.AxisSize(axis);
+    count *= mesh.AxisSize(axis) / PlacementOn(placements, axis).copies;
   }
   return count;
 }

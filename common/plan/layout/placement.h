@@ -3,11 +3,13 @@
 // Describes where a buffer's elements are: an ordered list of (axis, placement), the order in which
 // the tensor was cut. The only vocabulary of placement; nothing here knows a strategy.
 
+#include <array>
 #include <cstdint>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "common/model/dimension_cut.h"
 #include "common/plan/layout/mesh.h"
 #include "common/shape.h"
 #include "common/status.h"
@@ -27,15 +29,29 @@ struct Placement {
   PlacementKind kind = PlacementKind::kReplicate;
   int dim = 0;             // kShard
   int64_t block_rows = 0;  // kBlockAtomic
+  // kShard: parts of the dimension that are cut each by itself, elements of it that a rank has, and
+  // ranks that follow each other and have the same (DimensionCut, which says more).
+  std::array<int64_t, 4> parts = {};
+  int64_t chunk = 0;
+  int64_t copies = 1;
 
   static constexpr Placement Replicate() { return {}; }
-  static constexpr Placement Partial() { return {PlacementKind::kPartial, 0, 0}; }
-  static constexpr Placement Shard(int dim) { return {PlacementKind::kShard, dim, 0}; }
-  static constexpr Placement Flat() { return {PlacementKind::kFlat, 0, 0}; }
+  static constexpr Placement Partial() { return {.kind = PlacementKind::kPartial}; }
+  static constexpr Placement Shard(int dim) { return {.kind = PlacementKind::kShard, .dim = dim}; }
+  static constexpr Placement Flat() { return {.kind = PlacementKind::kFlat}; }
   static constexpr Placement BlockAtomic(int64_t rows) {
-    return {PlacementKind::kBlockAtomic, 0, rows};
+    return {.kind = PlacementKind::kBlockAtomic, .block_rows = rows};
   }
-  static constexpr Placement TensorAtomic() { return {PlacementKind::kTensorAtomic, 0, 0}; }
+  static constexpr Placement TensorAtomic() { return {.kind = PlacementKind::kTensorAtomic}; }
+  // Replicate where nothing is cut.
+  static constexpr Placement Of(const DimensionCut& cut) {
+    return cut.cuts() ? Placement{.kind = PlacementKind::kShard,
+                                  .dim = cut.dim,
+                                  .parts = cut.parts,
+                                  .chunk = cut.chunk,
+                                  .copies = cut.copies}
+                      : Placement();
+  }
 
   // Flat, BlockAtomic or TensorAtomic.
   constexpr bool in_flat_family() const {
@@ -44,7 +60,7 @@ struct Placement {
   }
   bool operator==(const Placement&) const = default;
 };
-// "Shard(0)"
+// "Shard(0)", "Shard(1 of 768|768|768)", "Shard(0 by 25136)", "Shard(0, 2 copies)"
 std::string PlacementText(const Placement& placement);
 
 struct AxisPlacement {

@@ -14,6 +14,10 @@
 
 namespace ravel::plan {
 
+// The scales of a piece as a piece of the tensor of scales (ScaleShape), at offset 0. `shape`: the
+// tensor's.
+OwnedPiece ScalesOf(const Shape& shape, const OwnedPiece& piece);
+
 // The most that any rank has: buffers are equal on all. `stored`: the placements of what ranks
 // update.
 int64_t MostStateScales(const ModelInventory& inventory,

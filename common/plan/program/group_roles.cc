@@ -24,9 +24,9 @@ constexpr int64_t kMostReplicas = 256;
 // Micro-batches of all lanes.
 constexpr int64_t kMostPrograms = int64_t{1} << 22;
 
-// The same placements with the innermost axis Flat.
+// The same placements with the innermost data axis Flat.
 Placements CutInnermost(const Placements& placements, const Mesh& mesh) {
-  const std::string& innermost = mesh.axes().back().name;
+  const std::string& innermost = InnermostDataAxis(mesh);
   Placements cut = {{innermost, Placement::Flat()}};
   for (const AxisPlacement& entry : placements) {
     if (entry.axis != innermost) {
@@ -123,11 +123,18 @@ std::string ChoiceText(const StrategyChoice& choice, const LaneMap& lanes) {
   return text;
 }
 
-absl::StatusOr<LaneMap> LanesOf(const JobSpec& spec, int64_t ranks) {
-  if (ranks < 1 || ranks > spec.virtual_ranks) {
+absl::StatusOr<LaneMap> LanesOf(const JobSpec& spec, int64_t devices) {
+  if (devices % spec.tensor != 0) {
     return FieldRefusal("devices.count",
-                        absl::StrCat("1 to determinism.virtualRanks ", spec.virtual_ranks),
-                        absl::StrCat(ranks));
+                        absl::StrCat("a multiple of parallelism.tensor ", spec.tensor),
+                        absl::StrCat(devices));
+  }
+  const int64_t ranks = devices / spec.tensor;
+  if (ranks < 1 || ranks > spec.virtual_ranks) {
+    const std::string times = spec.tensor > 1 ? " times parallelism.tensor" : "";
+    return FieldRefusal("devices.count",
+                        absl::StrCat("1 to determinism.virtualRanks ", spec.virtual_ranks, times),
+                        absl::StrCat(devices));
   }
   RETURN_IF_ERROR(CheckReplicas(spec, ranks));
   LaneMap lanes = {.lanes = spec.virtual_ranks, .ranks = ranks, .replicas = spec.replicas};
@@ -165,12 +172,15 @@ bool InBlocks(const LaneMap& lanes,
   return lanes.lanes % lanes.ranks == 0 && lanes.lanes > lanes.ranks && wire == WireType::kF32;
 }
 
-absl::StatusOr<Mesh> DataMesh(const LaneMap& lanes) {
+absl::StatusOr<Mesh> MeshOf(const LaneMap& lanes, int64_t tensor_ranks) {
   std::vector<MeshAxis> axes;
   if (lanes.replicas > 1) {
     axes.push_back({.name = kReplicateAxis, .size = lanes.replicas});
   }
   axes.push_back({.name = kShardAxis, .size = lanes.width()});
+  if (tensor_ranks > 1) {
+    axes.push_back({.name = kTensorAxis, .size = tensor_ranks});
+  }
   return Mesh::Create(std::move(axes));
 }
 
@@ -203,7 +213,7 @@ absl::Status CheckChoice(const StrategyChoice& choice,
                          const Mesh& mesh) {
   ASSIGN_OR_RETURN(GroupRoles of_tensor, RolesOf(choice, tensor, lanes, mesh, true));
   ModelInventory inventory;
-  inventory.tensors.push_back({.name = tensor.name, .shape = tensor.shape});
+  inventory.tensors.push_back({.name = tensor.name, .shape = tensor.shape, .cut = {}});
   GroupLayouts groups(1);
   groups[0].tensors = {0};
   RolesOfGroups roles;

@@ -26,8 +26,9 @@ absl::StatusOr<UnitChoices> ChoicesOf(const JobSpec& spec, const ModelInventory&
 // "optim", or with replicas "optim, replicate no_shard".
 std::string ChoiceText(const StrategyChoice& choice, const LaneMap& lanes);
 
-// Lanes of `ranks` ranks, not in blocks. `spec` has its batch resolved; errors name the field.
-absl::StatusOr<LaneMap> LanesOf(const JobSpec& spec, int64_t ranks);
+// Lanes of `devices` ranks, not in blocks: those of a tensor group have one lane. `spec` has its
+// batch resolved and a tensor axis of 1 or more; errors name the field.
+absl::StatusOr<LaneMap> LanesOf(const JobSpec& spec, int64_t devices);
 // True if each rank computes an aligned block of lanes: where all trained units keep gradients
 // Partial between micro-batches, and ranks divide the lanes, several each.
 bool InBlocks(const LaneMap& lanes,
@@ -36,8 +37,8 @@ bool InBlocks(const LaneMap& lanes,
               const UnitChoices& choices);
 // True if a unit has a tensor that is trained.
 bool Trains(const ModelInventory& inventory, UnitId unit);
-// replicate (of more than one) x shard.
-absl::StatusOr<Mesh> DataMesh(const LaneMap& lanes);
+// replicate (of more than one) x shard x tensor (of more than one).
+absl::StatusOr<Mesh> MeshOf(const LaneMap& lanes, int64_t tensor_ranks = 1);
 
 // The roles that the strategy table gives a group, for lanes as they are summed: where they are not
 // in blocks, what leaves a rank in a turn is summed by the innermost axis, whoever needs it whole

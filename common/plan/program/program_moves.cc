@@ -111,7 +111,7 @@ class TableMaker {
                                                        ": ",
                                                        what,
                                                        " over axis ",
-                                                       request_.mesh.axes().back().name,
+                                                       InnermostDataAxis(request_.mesh),
                                                        " alone"));
       }
     }
@@ -187,7 +187,7 @@ bool SumsLanes(const ProgramMove& move) {
 }
 
 bool IsInnermost(const Mesh& mesh, const ProgramMove& move) {
-  return move.axes.size() == 1 && move.axes.front() == mesh.axes().back().name;
+  return move.axes.size() == 1 && move.axes.front() == InnermostDataAxis(mesh);
 }
 
 bool HasMove(const MoveTable& table, const Instruction& instruction) {

@@ -80,7 +80,7 @@ absl::StatusOr<MoveTable> MovesOf(const MoveRequest& request);
 bool CutsSums(const MoveTable& table, GroupId group);
 // True if the addends are those of lanes: not every rank has one in every turn.
 bool SumsLanes(const ProgramMove& move);
-// True if the move is over the innermost axis of the mesh.
+// True if the move is over the innermost data axis of the mesh.
 bool IsInnermost(const Mesh& mesh, const ProgramMove& move);
 
 // True if the move of an instruction is one of its group, and of its op; of statistics, of all.

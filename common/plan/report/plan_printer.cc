@@ -29,9 +29,10 @@ const std::string& UnitName(const ShardingPlan& plan, UnitId unit) {
 
 void AddWire(const ShardingPlan& plan, std::string& text) {
   const WireBytes wire = StepWire(plan);
+  const TensorWire tensor = StepTensorWire(plan);
   absl::StrAppendFormat(&text,
                         "wire per rank and step: %s; shard axis: gathers %s, reduces %s",
-                        BytesText(wire.total()),
+                        BytesText(wire.total() + tensor.total()),
                         BytesText(wire.gathers),
                         BytesText(wire.reduces));
   if (plan.lanes.replicas > 1) {
@@ -39,6 +40,12 @@ void AddWire(const ShardingPlan& plan, std::string& text) {
                           "; replicate axis: reduces %s, gathers %s",
                           BytesText(wire.outer_reduces),
                           BytesText(wire.outer_gathers));
+  }
+  if (tensor.total() > 0) {
+    absl::StrAppendFormat(&text,
+                          "; tensor axis: reduces %s, gathers %s",
+                          BytesText(tensor.reduces),
+                          BytesText(tensor.gathers));
   }
   absl::StrAppend(&text, "\n");
   if (RoundsGradients(plan)) {

@@ -15,6 +15,7 @@
 #include "common/model/compute_type.h"
 #include "common/model/gemm_paths.h"
 #include "common/model/recipes.h"
+#include "common/model/tensor_cuts.h"
 #include "common/plan/layout/quant_layout.h"
 #include "common/plan/plan_pieces.h"
 
@@ -29,6 +30,9 @@ const TensorSpec& TensorOf(const ShardingPlan& plan, TensorId tensor) {
 std::string AxesText(const Mesh& mesh, const Placements& placements) {
   std::string text;
   for (const MeshAxis& axis : mesh.axes()) {
+    if (axis.name == kTensorAxis) {
+      continue;  // cuts tensors, each in its own way
+    }
     const bool cut = PlacementOn(placements, axis.name).in_flat_family();
     absl::StrAppend(&text, text.empty() ? "" : ",", cut ? "F" : "R");
   }
@@ -50,10 +54,10 @@ void FillLayout(const ShardingPlan& plan, const GroupLayout& group, GroupRow& ro
   int64_t cursor = 0;
   for (size_t i = 0; i < group.tensors.size(); ++i) {
     const TensorSpec& tensor = TensorOf(plan, group.tensors[i]);
-    row.elements += ElementCount(tensor.shape);
+    row.elements += ItemElements(tensor);
     row.atom = std::max(row.atom, AtomElements(tensor));
     row.largest_gap = std::max(row.largest_gap, group.tensor_offsets[i] - cursor);
-    cursor = group.tensor_offsets[i] + ElementCount(tensor.shape);
+    cursor = group.tensor_offsets[i] + ItemElements(tensor);
   }
   row.largest_gap = std::max(row.largest_gap, group.layout.total_elements() - cursor);
 }

@@ -31,7 +31,7 @@ struct GroupRow {
   std::string gradient;  // at the step; "-" of frozen groups
   std::string optimizer;
   int64_t tensors = 0;
-  int64_t elements = 0;
+  int64_t elements = 0;  // of one rank of the tensor axis
   int64_t shard_elements = 0;
   int64_t padding = 0;
   int64_t largest_gap = 0;  // elements between two tensors or after the last

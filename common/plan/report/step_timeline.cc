@@ -10,6 +10,7 @@
 #include <map>
 #include <utility>
 
+#include "common/model/tensor_cuts.h"
 #include "common/plan/plan_pieces.h"
 #include "common/plan/report/wire_table.h"
 #include "common/signed_size.h"
@@ -64,7 +65,7 @@ class Durations {
     int64_t elements = 0;
     for (const std::vector<TensorId>* tensors : {&spec.tensors, &spec.borrowed}) {
       for (const TensorId tensor : *tensors) {
-        elements += ElementCount(plan_.inventory.tensors[tensor].shape);
+        elements += ItemElements(plan_.inventory.tensors[tensor]);
       }
     }
     const auto tokens =
@@ -75,7 +76,8 @@ class Durations {
     } else if (spec.kind == UnitKind::kLayer) {
       const ModelConfig& config = plan_.inventory.config;
       flops += 2 * tokens * static_cast<double>(plan_.micro_batch.sequence_tokens) *
-               static_cast<double>(config.num_attention_heads * config.head_dim);
+               static_cast<double>(config.num_attention_heads * config.head_dim) /
+               static_cast<double>(plan_.inventory.cut.degree);
     }
     const double used = spec.optional ? 1 - plan_.options.layer_drop : 1;
     return used * (kComputeSeconds + passes * flops / device_.flops);

@@ -81,6 +81,23 @@ IdVector<GroupId, WireBytes> WireTable(const ShardingPlan& plan) {
   return table;
 }
 
+TensorWire StepTensorWire(const ShardingPlan& plan) {
+  const TensorCut& axis = plan.inventory.cut;
+  const int64_t tokens = plan.micro_batch.sequences * plan.micro_batch.sequence_tokens;
+  const int64_t elements = tokens * plan.inventory.config.hidden_size;
+  const int64_t once = elements - elements / axis.degree;
+  const int64_t again = plan.options.recompute == RecomputePolicy::kBlock ? 1 : 0;
+  int64_t layers = 0;
+  for (const UnitId unit : plan.inventory.calls()) {
+    layers += plan.inventory.units[unit].kind == UnitKind::kLayer ? 1 : 0;
+  }
+  const int64_t reduces = layers * (4 + again) + 2;
+  const int64_t gathers = layers * ((axis.sequence ? 6 : 4) + again) + 2;
+  const int64_t times = plan.lanes.programs() * once;
+  return {.reduces = reduces * times * DTypeBytes(DType::kF32),
+          .gathers = gathers * times * DTypeBytes(plan.options.weight_type)};
+}
+
 int64_t RoundedInPlaceBytes(const ShardingPlan& plan) {
   if (!RoundsGradients(plan)) {
     return 0;

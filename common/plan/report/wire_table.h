@@ -9,7 +9,8 @@
 
 namespace ravel::plan {
 
-// Bytes that a rank reads from others in one step. In-place gathers move nothing.
+// Bytes of weights and gradients that a rank reads from others in one step. In-place gathers move
+// nothing.
 struct WireBytes {
   int64_t gathers = 0;        // weights over the shard axis
   int64_t reduces = 0;        // gradients over the shard axis
@@ -40,5 +41,18 @@ WireBytes WireOf(const ShardingPlan& plan, const Instruction& instruction, int64
 IdVector<GroupId, WireBytes> WireTable(const ShardingPlan& plan);
 // Bytes of one step, all groups.
 WireBytes StepWire(const ShardingPlan& plan);
+
+// Bytes of activations that a rank reads from others of its tensor group in one step, 0 without
+// such an axis: n = tokens * hidden * (T - 1) / T elements each time.
+struct TensorWire {
+  int64_t reduces = 0;  // of addends, as fp32
+  int64_t gathers = 0;  // in the type of activations
+  int64_t total() const { return reduces + gathers; }
+};
+// By micro-batch and layer: a reduce behind each of two row products and of two input gradients;
+// the sums are gathered, and under sequence parallelism the inputs of column products once more in
+// backward. `recompute: block` makes the attention's reduce again. The embedding and the head's
+// input gradient are a reduce and a gather each.
+TensorWire StepTensorWire(const ShardingPlan& plan);
 
 }  // namespace ravel::plan

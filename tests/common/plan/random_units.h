@@ -27,7 +27,7 @@ inline ShardingPlan PlanOfUnits(ModelInventory inventory, const PlanShape& shape
   plan.options = shape.options;
   plan.options.ranks = shape.lanes.ranks;
   plan.options.replicas = shape.lanes.replicas;
-  plan.mesh = *DataMesh(shape.lanes);
+  plan.mesh = *MeshOf(shape.lanes);
   const auto roles = [&](bool trainable) {
     return *RolesOf(
         shape.choice, {.name = "any", .shape = {1, 1}}, shape.lanes, plan.mesh, trainable);

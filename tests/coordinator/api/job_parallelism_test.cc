@@ -168,6 +168,19 @@ TEST(JobParallelism, RangesOfSizesStepByReplicas) {
   EXPECT_EQ(job.spec.elastic.sizes, (std::vector<int64_t>{2, 4, 6, 8}));
 }
 
+TEST(JobParallelism, TensorGroupsAreWholeInEverySize) {
+  const CanonicalJob job =
+      Make({.parallelism = "strategy: hsdp, replicas: 2, tensor: 2, sequenceParallel: true",
+            .elastic = "min: 4, max: 12",
+            .count = "8"});
+  ASSERT_TRUE(job.ok()) << FormatViolation(job.violations[0], "");
+  EXPECT_EQ(job.spec.tensor, 2);
+  EXPECT_TRUE(job.spec.sequence_parallel);
+  EXPECT_EQ(job.spec.elastic.sizes, (std::vector<int64_t>{4, 8, 12}));
+  EXPECT_EQ(job.spec.virtual_ranks, 8);  // at or above 12 / 2
+  EXPECT_EQ(Make({}).spec.tensor, 1);
+}
+
 struct Bad {
   const char* name;
   Parts parts;
@@ -266,6 +279,24 @@ INSTANTIATE_TEST_SUITE_P(
             {.parallelism = "strategy: hsdp, replicas: 2", .elastic = "", .count = "3"},
             "spec.devices.count: expected a multiple of the 2 replicas (parallelism.replicas), got "
             "3\n"},
+        Bad{"SizesAndTensorGroups",
+            {.parallelism = "tensor: 2", .elastic = "sizes: [2, 3, 8]"},
+            "spec.elastic.sizes: expected multiples of the 2 devices of the replicas and their "
+            "tensor groups (parallelism.replicas times parallelism.tensor), got 3\n"},
+        Bad{"TensorIsAPowerOfTwo",
+            {.parallelism = "tensor: 3"},
+            "spec.parallelism.tensor: expected a power of two up to 256, got 3\n"},
+        Bad{"TensorAndHeads",
+            {.parallelism = "tensor: 8", .elastic = "", .count = "8"},
+            "spec.parallelism.tensor: expected a divisor of the 4 heads, got 8\n"},
+        Bad{"SequenceParallelWithoutTensor",
+            {.parallelism = "sequenceParallel: true"},
+            "spec.parallelism.sequenceParallel: expected false without parallelism.tensor, got "
+            "true\n"},
+        Bad{"AcrossNodesWithoutTensor",
+            {.parallelism = "tensorAcrossNodes: true"},
+            "spec.parallelism.tensorAcrossNodes: expected false without parallelism.tensor, got "
+            "true\n"},
         Bad{"Recompute",
             {.parallelism = "recompute: full"},
             "spec.parallelism.recompute: expected one of none, norm, mlp, block, got 'full'\n"},

@@ -43,11 +43,21 @@ plan::ModelConfig TinyLlama(bool tied) {
   return config;
 }
 
-testing::SavedWorld LlamaWorld(bool tied, DType moments = DType::kF32) {
-  const plan::ModelConfig config = TinyLlama(tied);
+// On 3 ranks, or where a tensor axis cuts the model on 2 x `tensor_ranks`.
+testing::SavedWorld LlamaWorld(bool tied, DType moments = DType::kF32, int64_t tensor_ranks = 1) {
+  plan::ModelConfig config = TinyLlama(tied);
+  if (tensor_ranks > 1) {
+    config.num_attention_heads = 4;
+    config.num_key_value_heads = 2;
+  }
   const plan::ModelInventory inventory =
-      plan::BuildInventory(config, {.sequences = 1, .sequence_tokens = 8});
-  testing::SavedWorld saved = testing::MakeWorld(inventory, 3, 1, moments);
+      plan::BuildInventory(config,
+                           {.sequences = 1, .sequence_tokens = 8},
+                           plan::RecomputePolicy::kNone,
+                           {.ranks = tensor_ranks, .parts = tensor_ranks});
+  testing::SavedWorld saved =
+      tensor_ranks > 1 ? testing::SaveOf(testing::CutWorld(inventory, 2, tensor_ranks), 1, moments)
+                       : testing::MakeWorld(inventory, 3, 1, moments);
   saved.state = testing::PlainState(inventory, 20);
   if (moments != DType::kF32) {
     testing::NarrowMoments(saved.state);
@@ -268,6 +278,29 @@ TEST_F(CheckpointsTest, Bf16ExportInSeveralFilesHasAnIndexAndItsDType) {
   }
 }
 
+// Boxes of rows and of columns, from 2 x 2 ranks, are the same export as slices of 3.
+TEST_F(CheckpointsTest, ExportDoesNotDependOnTheMesh) {
+  std::vector<std::string> files;
+  for (const int64_t tensor_ranks : {1, 2}) {
+    testing::SavedWorld saved = LlamaWorld(false, DType::kF32, 2);
+    if (tensor_ranks == 1) {
+      saved = testing::SaveOf(testing::CutWorld(saved.world.inventory, 3, 1), saved.state);
+      saved.config_json = LlamaWorld(false, DType::kF32, 2).config_json;
+    }
+    const int64_t step = 50 + tensor_ranks;
+    ASSERT_TRUE(testing::Save(*store_, saved, {.step = step, .epoch = 1, .attempt = 1}).ok());
+    const std::string output = directory_ + "/export" + std::to_string(step);
+    const absl::Status status = ExportCheckpoint(
+        {.step = Job() + "/step-00000000" + std::to_string(step), .output = output}, out_);
+    ASSERT_TRUE(status.ok()) << status;
+    std::stringstream content;
+    content << std::ifstream(output + "/model.safetensors", std::ios::binary).rdbuf();
+    files.push_back(content.str());
+  }
+  EXPECT_FALSE(files[0].empty());
+  EXPECT_EQ(files[0], files[1]);
+}
+
 TEST_F(CheckpointsTest, ExportNeverOverwrites) {
   const std::string output = directory_ + "/export";
   std::filesystem::create_directory(output);
@@ -319,7 +352,7 @@ TEST(GlobTest, MatchesLikeAShell) {
 }
 
 // For tests/interop/checkpoint_readers.py: steps of two small models for other programs to read,
-// and of one with bf16 moments.
+// of one with bf16 moments, and of one that a mesh of 2 x 2 with a tensor axis saved.
 TEST(InteropTest, WritesStepsWhereItIsAsked) {
   const char* root = std::getenv("RAVEL_INTEROP_STORE");
   if (root == nullptr) {
@@ -329,14 +362,18 @@ TEST(InteropTest, WritesStepsWhereItIsAsked) {
     const char* folder;
     bool tied;
     DType moments;
+    int64_t tensor_ranks;
   };
-  for (const Case& written : {Case{"/untied", false, DType::kF32},
-                              Case{"/tied", true, DType::kF32},
-                              Case{"/bf16_moments", false, DType::kBF16}}) {
+  for (const Case& written : {Case{"/untied", false, DType::kF32, 1},
+                              Case{"/tied", true, DType::kF32, 1},
+                              Case{"/bf16_moments", false, DType::kBF16, 1},
+                              Case{"/mesh_2x2", false, DType::kF32, 2}}) {
     store::FileStore store(std::string(root) + written.folder);
     ASSERT_TRUE(store.MakeRoot().ok());
-    const auto committed = testing::Save(
-        store, LlamaWorld(written.tied, written.moments), {.step = 20, .epoch = 1, .attempt = 1});
+    const auto committed =
+        testing::Save(store,
+                      LlamaWorld(written.tied, written.moments, written.tensor_ranks),
+                      {.step = 20, .epoch = 1, .attempt = 1});
     ASSERT_TRUE(committed.ok()) << committed.status();
     for (const DType dtype : {DType::kF32, DType::kBF16}) {
       CheckpointExportOptions options = {.step = store.Locate(committed->directory),

@@ -263,9 +263,9 @@ TEST(RoundTripTest, DigestsOfAllRanksMustAddUp) {
 plan::ModelInventory CutInventory() {
   plan::ModelInventory inventory =
       testing::InventoryOf({{13, 8}, {12, 5}, {7}, {6, 4, 3}, {5, 3, 2}});
-  inventory.tensors[size_t{0}].tensor_dim = 1;  // row-parallel: boxes of strided rows
-  inventory.tensors[size_t{1}].tensor_dim = 0;
-  inventory.tensors[size_t{3}].tensor_dim = 1;
+  inventory.tensors[size_t{0}].cut.dim = 1;  // row-parallel: boxes of strided rows
+  inventory.tensors[size_t{1}].cut.dim = 0;
+  inventory.tensors[size_t{3}].cut.dim = 1;
   return inventory;
 }
 
@@ -304,7 +304,7 @@ TEST_P(MomentsRoundTrip, StridedBoxesAreReadByAnyMesh) {
 // tensors that were saved whole reads each block that has some of them once.
 TEST(RoundTripTest, ReadsOfStridedBoxesAreBounded) {
   plan::ModelInventory inventory = testing::InventoryOf({{4096, 640}});
-  inventory.tensors[size_t{0}].tensor_dim = 1;
+  inventory.tensors[size_t{0}].cut.dim = 1;
   const plan::ShardingPlan world = testing::CutWorld(inventory, 2, 2);
   const testing::SavedWorld cut = testing::SaveOf(world, kSeed);
   const testing::SavedWorld whole = testing::MakeWorld(inventory, 1, kSeed);

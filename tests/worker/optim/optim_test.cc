@@ -157,7 +157,7 @@ plan::ShardingPlan CutPlan(int64_t shards) {
     tensor.name = std::string(1, static_cast<char>('a' + i));
     tensor.shape = shapes[i];
     tensor.site = static_cast<uint32_t>(i);
-    tensor.tensor_dim = i == 2 ? -1 : 1 - static_cast<int>(i);
+    tensor.cut = {.dim = i == 2 ? -1 : 1 - static_cast<int>(i), .ranks = 2};
     const int64_t elements = ElementCount(tensor.shape) / (i == 2 ? 1 : 2);
     items.push_back({.name = tensor.name,
                      .elements = elements,

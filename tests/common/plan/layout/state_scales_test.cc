@@ -74,6 +74,48 @@ TEST(StateScales, ShardsPartitionTheScalesOfEveryTensor) {
   }
 }
 
+// The same on a tensor axis: columns are cut between groups of 128.
+TEST(StateScales, CutsOfTheTensorAxisPartitionThemToo) {
+  ModelConfig config = testing::Llama(512, 1, 512, 97);
+  config.num_attention_heads = 4;
+  config.num_key_value_heads = 2;
+  config.head_dim = 128;
+  for (const int64_t shards : {1, 3}) {
+    for (const int64_t tensor : {2, 4}) {
+      JobSpec spec = testing::SpecOf(config, 4);
+      spec.tensor = tensor;
+      spec.optimizer.state_types = {DType::kF8E4M3, DType::kF8E4M3};
+      const absl::StatusOr<ShardingPlan> plan =
+          BuildShardingPlan({.spec = spec, .ranks = shards * tensor, .shared_memory = false});
+      ASSERT_TRUE(plan.ok()) << plan.status();
+      std::map<TensorId, std::vector<int>> seen;
+      for (const GroupId group : plan->groups.ids()) {
+        const int64_t most = MostStateScales(
+            plan->inventory, plan->groups[group], plan->mesh, StoredPlacements(*plan, group));
+        for (int64_t rank = 0; rank < plan->ranks; ++rank) {
+          const std::vector<OwnedPiece> stored = StoredPieces(*plan, group, rank);
+          const std::vector<OwnedPiece> counted = CountedPieces(*plan, group, rank);
+          for (const OwnedPiece& scales : ScalePieces(plan->inventory, stored, counted)) {
+            const Shape shape = ScaleShape(plan->inventory.tensors[scales.tensor].shape);
+            std::vector<int>& of_tensor = seen[scales.tensor];
+            of_tensor.resize(static_cast<size_t>(ElementCount(shape)), 0);
+            EXPECT_LE(scales.shard_offset + scales.elements(), most);
+            scales.VisitRuns(shape, [&](const OwnedRun& run) {
+              for (int64_t i = run.first; i < run.first + run.elements; ++i) {
+                ++of_tensor[static_cast<size_t>(i)];
+              }
+            });
+          }
+        }
+      }
+      EXPECT_EQ(seen.size(), plan->inventory.tensors.size());
+      for (const auto& [id, counts] : seen) {
+        EXPECT_EQ(counts, std::vector<int>(counts.size(), 1)) << plan->inventory.tensors[id].name;
+      }
+    }
+  }
+}
+
 TEST(StateScalesDeath, ACutInsideAGroupIsABug) {
   EXPECT_DEATH(StateGroups({4, 200}, 0, 130), "a cut inside a group");
 }

@@ -38,7 +38,7 @@ std::vector<Transition> TransitionsOf(const RolePlacements& roles,
 }
 
 // The data axis whose reduce comes first and carries wire-format gradients.
-const char* InnermostDataAxis(const Mesh& mesh) {
+const char* WireAxis(const Mesh& mesh) {
   return mesh.AxisIndex(kShardAxis) >= 0 ? kShardAxis : kReplicateAxis;
 }
 
@@ -87,7 +87,7 @@ absl::StatusOr<std::vector<AxisTraffic>> PlannedTraffic(const RolePlacements& pl
     traffic.push_back({axis.name, 0});
   }
   const int64_t elements = ElementCount(tensor.shape);
-  const std::string wire_axis = InnermostDataAxis(mesh);
+  const std::string wire_axis = WireAxis(mesh);
   const Placements gathered = Gathered(placements.parameter);
   for (const Transition& transition : TransitionsOf(placements, gathered, micro_batches)) {
     ASSIGN_OR_RETURN(const std::vector<Move> moves,
@@ -129,7 +129,7 @@ std::vector<AxisTraffic> TableTraffic(const StrategyChoice& choice,
       cuts = mesh.AxisSize(kReplicateAxis);
     }
     const int64_t local = elements / cuts;
-    const int64_t reduce_bytes = axis.name == InnermostDataAxis(mesh) ? bytes.wire : bytes.gradient;
+    const int64_t reduce_bytes = axis.name == WireAxis(mesh) ? bytes.wire : bytes.gradient;
     traffic.push_back(
         {axis.name,
          local * (axis.size - 1) / axis.size * (gathers * bytes.weight + reduces * reduce_bytes)});

@@ -92,7 +92,8 @@ TEST(PlanProto, EveryFieldOfTheOptionsIsKnown) {
                fast_accumulation,
                amax_algorithm,
                first_scale,
-               amax_epsilon] = options;
+               amax_epsilon,
+               tensor_parts] = options;
   EXPECT_EQ(option_ranks, 3);
   EXPECT_EQ(option_replicas, 1);
   EXPECT_EQ(option_layer_drop, 0);
@@ -105,6 +106,7 @@ TEST(PlanProto, EveryFieldOfTheOptionsIsKnown) {
   EXPECT_EQ(amax_algorithm, AmaxAlgorithm::kMax);
   EXPECT_EQ(first_scale, FirstScale::kCurrent);
   EXPECT_EQ(amax_epsilon, 0);
+  EXPECT_EQ(tensor_parts, 1);
 }
 
 TEST(PlanProto, PlansOfFp16RoundTripAndOthersDoNotChange) {

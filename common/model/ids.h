@@ -55,6 +55,7 @@ using BufferId = Id<struct BufferTag>;            // ShardingPlan::buffers
 using InstructionId = Id<struct InstructionTag>;  // StepProgram::instructions
 using GradientId = Id<struct GradientTag>;        // ModelUses::gradients
 using MoveId = Id<struct MoveTag>;                // MoveTable::moves
+using SegmentId = Id<struct SegmentTag>;          // SegmentsOf of a pass of a unit
 using StateId = Id<struct StateTag>;              // SavePlan::tensors
 
 // The ids [0, end) for a range-based loop.

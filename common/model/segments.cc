@@ -5,12 +5,13 @@
 #include "common/model/segments.h"
 
 #include <algorithm>
-#include <string_view>
 #include <utility>
 
 #include <absl/strings/str_cat.h>
 
+#include "common/check.h"
 #include "common/model/architecture/architecture.h"
+#include "common/shape.h"
 
 namespace ravel::plan {
 namespace {
@@ -18,8 +19,7 @@ namespace {
 enum class Does { kRead, kWrite, kChange, kScratch };
 
 bool Declares(const std::vector<ActivationSpec>& specs, std::string_view name) {
-  return std::any_of(
-      specs.begin(), specs.end(), [&](const ActivationSpec& spec) { return spec.name == name; });
+  return FindActivation(specs, name) != nullptr;
 }
 
 // Lists the uses of one segment.
@@ -111,20 +111,19 @@ class SegmentList {
         Head();
         break;
     }
-    if (pass_ == UnitPass::kBackward) {
-      std::reverse(segments_.begin(), segments_.end());
-    }
     return std::move(segments_);
   }
 
  private:
+  bool cut() const { return TensorRanks(inventory_) > 1; }
   bool backward() const { return pass_ == UnitPass::kBackward; }
   bool recomputes() const { return pass_ == UnitPass::kRecompute; }
   bool remade(std::string_view name) const { return Declares(unit_.remade, name); }
   Uses Begin() const { return Uses(unit_, pass_); }
 
-  void Add(SegmentKind kind, Uses& uses, const std::vector<std::string_view>& names) {
-    SegmentSpec segment = {.kind = kind, .uses = uses.Take(), .weights = {}};
+  SegmentSpec& Add(SegmentKind kind, Uses& uses, const std::vector<std::string_view>& names = {}) {
+    SegmentSpec segment = {.kind = kind};
+    segment.uses = uses.Take();
     for (const std::vector<TensorId>* tensors : {&unit_.tensors, &unit_.borrowed}) {
       for (const TensorId tensor : *tensors) {
         const std::string& full = inventory_.tensors[tensor].name;
@@ -137,7 +136,17 @@ class SegmentList {
         }
       }
     }
-    segments_.push_back(std::move(segment));
+    return segments_.emplace_back(std::move(segment));
+  }
+  // The sum of what the segment before it leaves as an addend, which the move makes `target`.
+  void AddSum(SegmentKind kind,
+              Uses target,
+              Uses uses,
+              const std::vector<std::string_view>& names = {}) {
+    segments_.back().addend = true;
+    SegmentSpec& sum = Add(kind, uses, names);
+    sum.move = SegmentMove::kSumRows;
+    sum.target = target.Take().front();
   }
 
   void Table() {
@@ -146,8 +155,29 @@ class SegmentList {
     }
     Uses uses = Begin();
     uses.Shared("ids", Does::kRead);
-    uses.Shared(backward() ? "dhidden" : "hidden", backward() ? Does::kRead : Does::kWrite);
+    if (backward()) {
+      uses.Shared("dhidden", Does::kRead);
+    } else if (!cut()) {
+      uses.Shared("hidden", Does::kWrite);
+    }
     Add(SegmentKind::kTable, uses, {architecture_.token_table});
+    if (cut() && !backward()) {
+      AddSum(SegmentKind::kTableSum, Begin().Shared("hidden", Does::kWrite), Begin());
+    }
+  }
+
+  // The bias of an output product is added once, with the residual.
+  void Residual(SegmentKind kind, const LinearNames& output) {
+    const auto names = output.bias ? output.names : std::vector<std::string_view>();
+    if (recomputes()) {
+      AddSum(
+          kind, Begin().Kept("x1", "", Does::kWrite), Begin().Kept("x0", "", Does::kRead), names);
+    } else {
+      AddSum(kind,
+             Begin().Shared("hidden", Does::kWrite),
+             Begin().Shared("hidden", Does::kRead),
+             names);
+    }
   }
 
   void Positions() {
@@ -192,8 +222,10 @@ class SegmentList {
       uses.Shared("dhidden", Does::kRead).Kept("att", "", Does::kRead).Kept("lse", "", Does::kRead);
       uses.Kept("qkv", "", Does::kRead).Kept("qk", "", Does::kRead);
       uses.Workspace("d_a", Does::kScratch).Workspace("d_b", Does::kScratch);
-      uses.Workspace("d_c", Does::kWrite).Workspace("scratch", Does::kScratch);
-      uses.Workspace("parts", Does::kScratch);
+      uses.Workspace("scratch", Does::kScratch).Workspace("parts", Does::kScratch);
+      if (!cut()) {
+        uses.Workspace("d_c", Does::kWrite);
+      }
     } else {
       uses.Kept("qkv", "d_a", projects ? Does::kWrite : Does::kRead);
       if (heads_have_norms_) {
@@ -203,9 +235,9 @@ class SegmentList {
         uses.Kept("att", "d_b", Does::kWrite).Kept("lse", "lse", Does::kWrite);
         uses.Workspace("scratch", Does::kScratch).Workspace("parts", Does::kScratch);
       }
-      if (recomputes() && remade("att")) {
+      if (recomputes() && remade("att") && !cut()) {
         uses.Kept("x0", "", Does::kRead).Kept("x1", "", Does::kWrite);
-      } else if (!recomputes()) {
+      } else if (!recomputes() && !cut()) {
         uses.Shared("hidden", Does::kChange);
       }
     }
@@ -218,6 +250,11 @@ class SegmentList {
       names.push_back(architecture_.key_norm);
     }
     Add(SegmentKind::kAttention, uses, names);
+    if (cut() && backward()) {
+      AddSum(SegmentKind::kAttentionInput, Begin().Workspace("d_c", Does::kWrite), Begin());
+    } else if (cut() && (!recomputes() || remade("att"))) {
+      Residual(SegmentKind::kAttentionResidual, architecture_.attention_output);
+    }
   }
 
   void Mlp() {
@@ -226,11 +263,16 @@ class SegmentList {
     if (backward()) {
       uses.Shared("dhidden", Does::kRead).Kept("mlp_in", "", Does::kChange);
       uses.Workspace("d_a", Does::kScratch).Workspace("d_b", Does::kScratch);
-      uses.Workspace("d_c", Does::kWrite).Workspace("parts", Does::kScratch);
+      uses.Workspace("parts", Does::kScratch);
+      if (!cut()) {
+        uses.Workspace("d_c", Does::kWrite);
+      }
     } else {
       uses.Kept("mlp_in", "d_b", Does::kWrite);
       if (!recomputes()) {
         uses.Workspace("d_a", Does::kScratch).Workspace("parts", Does::kScratch);
+      }
+      if (!recomputes() && !cut()) {
         uses.Shared("hidden", Does::kChange);
       }
     }
@@ -239,17 +281,34 @@ class SegmentList {
       names.push_back(name);
     }
     Add(SegmentKind::kMlp, uses, names);
+    if (cut() && backward()) {
+      AddSum(SegmentKind::kMlpInput, Begin().Workspace("d_c", Does::kWrite), Begin());
+    } else if (cut() && !recomputes()) {
+      Residual(SegmentKind::kMlpResidual, architecture_.mlp_output);
+    }
   }
 
+  void AttentionNorm() {
+    Norm(SegmentKind::kAttentionNorm, "0", "x0", architecture_.attention_norm);
+  }
+  void MlpNorm() { Norm(SegmentKind::kMlpNorm, "1", "x1", architecture_.mlp_norm); }
+
   void Layer() {
+    if (backward()) {
+      Mlp();
+      MlpNorm();
+      Attention();
+      AttentionNorm();
+      return;
+    }
     if (!recomputes() || remade("n0")) {
-      Norm(SegmentKind::kAttentionNorm, "0", "x0", architecture_.attention_norm);
+      AttentionNorm();
     }
     if (!recomputes() || remade("qkv") || remade("qk")) {
       Attention();
     }
     if (!recomputes() || remade("n1")) {
-      Norm(SegmentKind::kMlpNorm, "1", "x1", architecture_.mlp_norm);
+      MlpNorm();
     }
     if (!recomputes() || remade("mlp_in")) {
       Mlp();
@@ -257,32 +316,72 @@ class SegmentList {
   }
 
   // The norm's input is `hidden` itself, which nothing writes between the passes.
+  void FinalNorm() {
+    Uses uses = Begin();
+    uses.Shared("hidden", Does::kRead).Statistics("", backward() ? Does::kRead : Does::kWrite);
+    if (backward()) {
+      uses.Workspace("dn", Does::kRead).Shared("dhidden", Does::kWrite);
+    } else {
+      uses.Kept("n", "", Does::kWrite);
+    }
+    Add(SegmentKind::kFinalNorm, uses, {architecture_.final_norm});
+  }
+
+  void Loss() {
+    const std::string_view table =
+        inventory_.config.tie_word_embeddings ? architecture_.token_table : architecture_.head;
+    Uses uses = Begin();
+    uses.Kept("n", "", Does::kRead).Shared("targets", Does::kRead).Shared("loss", Does::kWrite);
+    uses.Workspace("logits", Does::kScratch).Workspace("vocabulary", Does::kScratch);
+    if (backward()) {
+      uses.Workspace("dn", Does::kWrite).Workspace("parts", Does::kScratch);
+    }
+    Add(SegmentKind::kLoss, uses, {table});
+  }
+
+  // The loss of a vocabulary that ranks have parts of, chunk by chunk of tokens.
+  void CutLoss() {
+    const std::string_view table =
+        inventory_.config.tie_word_embeddings ? architecture_.token_table : architecture_.head;
+    const int64_t chunks = LossChunks(inventory_, unit_);
+    for (int chunk = 0; chunk < chunks; ++chunk) {
+      Uses own = Begin();
+      own.Kept("n", "", Does::kRead).Shared("targets", Does::kRead);
+      own.Workspace("logits", Does::kWrite);
+      SegmentSpec& statistics = Add(SegmentKind::kLossStatistics, own, {table});
+      statistics.chunk = chunk;
+      statistics.move = SegmentMove::kGather;
+      statistics.target = Begin().Workspace("vocabulary", Does::kWrite).Take().front();
+      Uses all = Begin();
+      all.Shared("targets", Does::kRead).Shared("loss", Does::kChange);
+      all.Workspace("vocabulary", Does::kChange);
+      if (backward()) {
+        all.Kept("n", "", Does::kRead).Workspace("logits", Does::kChange);
+        all.Workspace("parts", Does::kScratch);
+      }
+      const auto names = std::vector<std::string_view>(backward() ? 1 : 0, table);
+      Add(SegmentKind::kLossOfChunk, all, names).chunk = chunk;
+      segments_.back().addend = backward();
+    }
+    if (backward()) {
+      AddSum(SegmentKind::kLossInput, Begin().Workspace("dn", Does::kWrite), Begin());
+    }
+  }
+
   void Head() {
     if (recomputes()) {
       return;
     }
-    Uses norm = Begin();
-    norm.Shared("hidden", Does::kRead);
-    const Does kept = backward() ? Does::kRead : Does::kWrite;
-    norm.Statistics("", kept);
+    if (!backward()) {
+      FinalNorm();
+    }
+    // A forward leaves losses to the backward, which follows at once.
+    if (pass_ != UnitPass::kForward) {
+      cut() ? CutLoss() : Loss();
+    }
     if (backward()) {
-      norm.Workspace("dn", Does::kRead).Shared("dhidden", Does::kWrite);
-    } else {
-      norm.Kept("n", "", Does::kWrite);
+      FinalNorm();
     }
-    Add(SegmentKind::kFinalNorm, norm, {architecture_.final_norm});
-    if (pass_ == UnitPass::kForward) {
-      return;  // losses are made by the backward, which follows at once
-    }
-    Uses loss = Begin();
-    loss.Kept("n", "", Does::kRead).Shared("targets", Does::kRead).Shared("loss", Does::kWrite);
-    loss.Workspace("logits", Does::kScratch);
-    loss.Workspace("vocabulary", Does::kScratch);
-    if (backward()) {
-      loss.Workspace("dn", Does::kWrite).Workspace("parts", Does::kScratch);
-    }
-    const bool tied = inventory_.config.tie_word_embeddings;
-    Add(SegmentKind::kLoss, loss, {tied ? architecture_.token_table : architecture_.head});
   }
 
   const ModelInventory& inventory_;
@@ -314,8 +413,42 @@ const char* SegmentName(SegmentKind kind) {
       return "final_norm";
     case SegmentKind::kLoss:
       return "loss";
+    case SegmentKind::kTableSum:
+      return "table_sum";
+    case SegmentKind::kAttentionResidual:
+      return "attention_residual";
+    case SegmentKind::kMlpResidual:
+      return "mlp_residual";
+    case SegmentKind::kAttentionInput:
+      return "attention_input";
+    case SegmentKind::kMlpInput:
+      return "mlp_input";
+    case SegmentKind::kLossStatistics:
+      return "loss_statistics";
+    case SegmentKind::kLossOfChunk:
+      return "loss_of_chunk";
+    case SegmentKind::kLossInput:
+      return "loss_input";
   }
   return "?";
+}
+
+int64_t TensorRanks(const ModelInventory& inventory) {
+  return inventory.cut.degree;
+}
+
+const ActivationSpec* FindActivation(const std::vector<ActivationSpec>& specs,
+                                     std::string_view name) {
+  const auto found = std::find_if(
+      specs.begin(), specs.end(), [&](const ActivationSpec& spec) { return spec.name == name; });
+  return found == specs.end() ? nullptr : &*found;
+}
+
+int64_t LossChunks(const ModelInventory& inventory, const UnitSpec& head) {
+  const ActivationSpec* losses = FindActivation(inventory.shared, "loss");
+  const ActivationSpec* logits = FindActivation(head.workspace, "logits");
+  CHECK_MSG(losses != nullptr && logits != nullptr, "a head has losses and logits");
+  return DivCeil(losses->shape[0], logits->shape[0]);
 }
 
 const char* UnitPassName(UnitPass pass) {

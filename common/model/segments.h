@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "common/model/model_inventory.h"
@@ -13,18 +14,28 @@ namespace ravel::plan {
 
 // kEvaluate: a forward without a backward to come.
 enum class UnitPass : uint8_t { kForward = 1, kEvaluate = 2, kRecompute = 3, kBackward = 4 };
-inline constexpr UnitPass kLastUnitPass = UnitPass::kBackward;
 
-// t tokens, h hidden. Adding to the residual stream `hidden` is part of the product before it.
+// t tokens, h hidden. On one rank adding to the residual stream `hidden` is part of the product
+// before it. Where the tensor axis has T ranks each computes an addend [t, h] of such a product,
+// and of the gradient of what it reads, and segments from kTableSum on are between: each rank adds
+// the addends of all for t / T tokens, its own.
 enum class SegmentKind : uint8_t {
-  kTable = 1,          // hidden [t, h] = rows of the token table
-  kPositions = 2,      // hidden += rows of learned positions
-  kAttentionNorm = 3,  // n0 [t, h] = norm(hidden)
-  kAttention = 4,      // hidden += the output product of attention over n0
-  kMlpNorm = 5,        // n1 [t, h] = norm(hidden)
-  kMlp = 6,            // hidden += the output product of the MLP over n1
-  kFinalNorm = 7,      // n [t, h] = norm(hidden)
-  kLoss = 8,           // losses [t] of n; its backward comes first of all
+  kTable = 1,               // hidden [t, h] = rows of the token table
+  kPositions = 2,           // hidden += rows of learned positions
+  kAttentionNorm = 3,       // n0 [t, h] = norm(hidden)
+  kAttention = 4,           // hidden += the output product of attention over n0
+  kMlpNorm = 5,             // n1 [t, h] = norm(hidden)
+  kMlp = 6,                 // hidden += the output product of the MLP over n1
+  kFinalNorm = 7,           // n [t, h] = norm(hidden)
+  kLoss = 8,                // losses [t] of n; its backward comes first of all
+  kTableSum = 9,            // hidden = sum, where every rank has rows of the table
+  kAttentionResidual = 10,  // hidden += sum + the bias of the output product
+  kMlpResidual = 11,        // the same
+  kAttentionInput = 12,     // backward: gradient of n0 = sum
+  kMlpInput = 13,           // backward: gradient of n1 = sum
+  kLossStatistics = 14,     // of a chunk of tokens: maxima and sums of this rank's vocabulary
+  kLossOfChunk = 15,        // losses from the statistics of all ranks; backward: addend of dn
+  kLossInput = 16,          // backward: gradient of n = sum
 };
 const char* SegmentName(SegmentKind kind);
 const char* UnitPassName(UnitPass pass);
@@ -42,17 +53,39 @@ struct SegmentUse {
   bool operator==(const SegmentUse&) const = default;
 };
 
+// What ranks of the tensor axis do around a segment.
+enum class SegmentMove : uint8_t {
+  kNone = 0,
+  // Before it the addends of all ranks can be read, the segment sums its own tokens into
+  // UnitMemory::rows, and after it the rows of all ranks are `target`.
+  kSumRows = 1,
+  // The segment writes UnitMemory::rows; after it those of all ranks are `target`.
+  kGather = 2,
+};
+
 struct SegmentSpec {
   SegmentKind kind = SegmentKind::kTable;
+  int chunk = 0;  // of tokens, of kLossStatistics and kLossOfChunk
+  SegmentMove move = SegmentMove::kNone;
+  SegmentUse target = {};  // of a move: written by it, not by the segment
+  bool addend = false;     // writes UnitMemory::addend, or rows of it
   // Each activation that it touches, once.
-  std::vector<SegmentUse> uses;
+  std::vector<SegmentUse> uses = {};
   // Tensors of the unit, its own or borrowed, whose weights it reads, in the unit's order. In a
-  // backward it writes the gradients of exactly these that are trained.
-  std::vector<TensorId> weights;
+  // backward it writes the gradients of exactly these that are trained; kLossStatistics of none.
+  std::vector<TensorId> weights = {};
 };
 
 // The segments of a pass in the order in which they run. kRecompute: none where the unit recomputes
 // nothing. Pure.
 std::vector<SegmentSpec> SegmentsOf(const ModelInventory& inventory, UnitId unit, UnitPass pass);
+
+// Ranks of the tensor axis that units are computed on; 1: none of them moves activations.
+int64_t TensorRanks(const ModelInventory& inventory);
+// By name; nullptr: there is none.
+const ActivationSpec* FindActivation(const std::vector<ActivationSpec>& specs,
+                                     std::string_view name);
+// Chunks of tokens in which the loss of a cut vocabulary is computed. CHECKs that `head` is one.
+int64_t LossChunks(const ModelInventory& inventory, const UnitSpec& head);
 
 }  // namespace ravel::plan

@@ -273,6 +273,14 @@ StepSlot SlotOf(const LaneMap& lanes, int64_t index) {
   return slot;
 }
 
+int64_t LaneOf(const ShardingPlan& plan, int64_t turn, int64_t rank) {
+  return plan.lanes.LaneOf(turn, rank / TensorRanks(plan.inventory));
+}
+
+bool CountsLane(const ShardingPlan& plan, int64_t rank) {
+  return rank % TensorRanks(plan.inventory) == 0;
+}
+
 absl::StatusOr<JobSpec> ResolveBatch(JobSpec spec) {
   if (spec.global_batch < 1) {
     return FieldRefusal(
@@ -357,7 +365,9 @@ absl::StatusOr<ShardingPlan> BuildShardingPlan(const PlanRequest& request) {
       request.shared_memory && spec.transport != Transport::kGloo && spec.tensor == 1;
   plan.options = {
       .ranks = plan.ranks,
-      .gather_in_place = same_host,
+      // Ranks of one place on the tensor axis, which would share gathered weights, do not lie
+      // together.
+      .gather_in_place = same_host && TensorRanks(plan.inventory) == 1,
       .read_peers_in_place = same_host,
       .gather_window_bytes = spec.gather_window_bytes,
       .staging_window_bytes = spec.staging_window_bytes,

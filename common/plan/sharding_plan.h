@@ -53,6 +53,11 @@ struct StepSlot {
 };
 StepSlot SlotOf(const LaneMap& lanes, int64_t index);
 
+// The lane of a rank of the mesh at a turn, or -1: ranks of a tensor group compute one together.
+int64_t LaneOf(const ShardingPlan& plan, int64_t turn, int64_t rank);
+// True on one rank of each tensor group, which counts what the group computes: losses, targets.
+bool CountsLane(const ShardingPlan& plan, int64_t rank);
+
 struct PlanRequest {
   JobSpec spec;  // validated
   int64_t ranks = 1;

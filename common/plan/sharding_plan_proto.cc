@@ -66,6 +66,10 @@ v1::PlannedInstruction InstructionToProto(const MoveTable& moves, const Instruct
     Copy(BuffersOf(at, Role::kWeights), *proto.mutable_weights());
     Copy(BuffersOf(at, Role::kGradient), *proto.mutable_gradients());
   }
+  proto.set_segment(at.segment.value() + 1);
+  if (computes) {
+    proto.set_segment_move(static_cast<int32_t>(MoveOfInstruction(moves, at)));
+  }
   Copy(at.waits, *proto.mutable_waits());
   return proto;
 }
@@ -82,6 +86,13 @@ absl::StatusOr<Instruction> InstructionFromProto(const MoveTable& moves,
   at.group = proto.group();
   at.op = OpOfLabel(label);
   at.move = MoveOfLabel(moves, at.group, label);
+  at.segment = proto.segment() - 1;
+  if (IsCompute(at.op)) {
+    SegmentMove move = SegmentMove::kNone;
+    RETURN_IF_ERROR(
+        ReadEnum("instruction.segment_move", proto.segment_move(), SegmentMove::kGather, move, 0));
+    at.move = MoveOfStep(moves, move);
+  }
   Copy(proto.waits(), at.waits);
   return at;
 }

@@ -32,6 +32,13 @@ struct UnitMemory {
   std::vector<TensorView> workspace;  // UnitSpec::workspace
   std::vector<TensorView> shared;     // ModelInventory::shared
   std::vector<TensorView> leaves;     // UnitSpec::leaves, in a backward
+  // Where ranks of a tensor axis compute a unit together (SegmentMove), else absent:
+  TensorView addend;               // [tokens, hidden] fp32: what this rank adds to a sum
+  std::vector<TensorView> pieces;  // kSumRows: [own tokens, hidden] of each rank's addend, in order
+  TensorView rows;        // kSumRows: [own tokens, hidden], of the target's type; kGather: this
+                          // rank's rows of the target
+  int64_t first_row = 0;  // of `rows` in the target
+  int chunk = 0;          // SegmentSpec::chunk
 };
 
 // The destination of a weight's gradient. The first write of a step's staging memory overwrites
@@ -65,7 +72,8 @@ class Module {
     (void)memory;
   }
 
-  // In the order in which they run; empty where the pass does nothing.
+  // In the order in which they run; empty where the pass does nothing. Of the chunks of a loss each
+  // has its own.
   const std::vector<plan::SegmentKind>& segments(plan::UnitPass pass) const;
 
   // One segment of a pass that is not kBackward. All passes together:

@@ -38,7 +38,8 @@ StepFacts ReadMessages(const plan::ShardingPlan& plan,
   const auto take_list = [&](RankNodes& lists, int64_t count) {
     take(lists.emplace_back(Size(count)).data(), Size(count));
   };
-  RankNodes losses;
+  RankNodes losses;  // of ranks that count their lanes
+  RankNodes foreign;
   RankNodes gradients;
   std::vector<int64_t> counts(tensors);
   uint64_t scales = 0;
@@ -58,7 +59,7 @@ StepFacts ReadMessages(const plan::ShardingPlan& plan,
       facts.tensor_non_finite[tensor] += counts[tensor];
       facts.totals.non_finite += counts[tensor];
     }
-    take_list(losses, plan.lanes.turns());
+    take_list(plan::CountsLane(plan, rank) ? losses : foreign, plan.lanes.turns());
     take_list(gradients, tree.longest());
     if (norms) {
       take_list(facts.weight_nodes, tree.longest());

@@ -35,7 +35,7 @@ StepFacts ReadMessages(const plan::ShardingPlan& plan,
                        bool norms,
                        std::span<const std::byte> all);
 
-// Lane sums of all ranks ([rank][turn]) added by the fixed tree over lanes.
+// Lane sums of all ranks that count a lane ([rank][turn]) added by the fixed tree over lanes.
 double TreeOverLanes(const plan::LaneMap& lanes, const std::vector<std::vector<double>>& sums);
 
 }  // namespace ravel::optim

@@ -85,7 +85,7 @@ void StepOptimizer::BeginStep(kernels::Stream& stream,
 }
 
 void StepOptimizer::AddMicroBatch(kernels::Stream& stream, int64_t turn) {
-  if (args_.plan.lanes.LaneOf(turn, args_.rank) >= 0) {
+  if (plan::CountsLane(args_.plan, args_.rank) && plan::LaneOf(args_.plan, turn, args_.rank) >= 0) {
     args_.statistics.AddMicroBatch(stream, turn, losses_, targets_);
   }
 }

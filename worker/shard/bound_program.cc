@@ -1,10 +1,14 @@
 #include "worker/shard/bound_program.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "common/check.h"
+#include "common/plan/program/buffer_index.h"
 #include "common/plan/program/program_buffers.h"
 #include "common/plan/program/program_crossing.h"
+#include "common/plan/program/program_uses.h"
+#include "common/signed_size.h"
 
 namespace ravel::shard {
 namespace {
@@ -17,10 +21,12 @@ class Binder {
  public:
   Binder(const plan::ShardingPlan& plan,
          const ArenaBuffers& buffers,
+         int64_t rank,
          const std::vector<TensorView>& shared,
          const quant::QuantState* quant)
       : plan_(plan),
         buffers_(buffers),
+        coordinate_(rank % plan::TensorRanks(plan.inventory)),
         shared_(shared),
         quant_(quant),
         group_of_(plan.inventory.tensors.size()) {
@@ -63,10 +69,78 @@ class Binder {
         Activations(unit.workspace, plan::BufferOf(instruction, Role::kScratch));
     bound.memory.leaves = Activations(unit.leaves, plan::BufferOf(instruction, Role::kLeaves));
     bound.memory.shared = shared_;
+    bound.accumulates = plan::Accumulates(instruction);
+    if (instruction.segment >= 0) {
+      BindStep(phase, bound);
+    }
     return bound;
   }
 
  private:
+  static plan::UnitPass PassOf(OpCode op, plan::Phase phase) {
+    return op == OpCode::kBackward       ? plan::UnitPass::kBackward
+           : op == OpCode::kRecompute    ? plan::UnitPass::kRecompute
+           : phase == plan::Phase::kEval ? plan::UnitPass::kEvaluate
+                                         : plan::UnitPass::kForward;
+  }
+
+  void BindStep(plan::Phase phase, BoundInstruction& bound) const {
+    const Instruction& at = bound.instruction;
+    const plan::UnitPass pass = PassOf(at.op, phase);
+    const std::vector<plan::SegmentSpec> segments =
+        plan::SegmentsOf(plan_.inventory, at.unit, pass);
+    const std::vector<plan::SegmentStep> steps = plan::StepsOf(plan_.inventory, at.unit, pass);
+    const auto step = std::find_if(steps.begin(), steps.end(), [&](const plan::SegmentStep& one) {
+      return one.first == at.segment;
+    });
+    CHECK_MSG(step != steps.end(), "a step of the pass");
+    for (plan::SegmentId id = step->first; id < step->end; ++id) {
+      bound.segments.push_back(At(segments, id.value()).kind);
+      bound.memory.chunk = At(segments, id.value()).chunk;
+    }
+    bound.move = step->move;
+    bound.last_step = step + 1 == steps.end();
+    BindMove(At(segments, step->first.value()), bound);
+  }
+
+  // This rank's rows of what a move makes whole are those of its place on the axis.
+  void BindMove(const plan::SegmentSpec& segment, BoundInstruction& bound) const {
+    model::UnitMemory& memory = bound.memory;
+    const TensorView& hidden =
+        memory.shared[model::ActivationIndex(plan_.inventory.shared, "hidden")];
+    const auto buffer = [&](plan::BufferKind kind) {
+      return buffers_.bytes(plan::FindBuffer(plan_.buffers, {.kind = kind}));
+    };
+    memory.addend = hidden;
+    memory.addend.dtype = DType::kF32;
+    memory.addend.data = buffer(plan::BufferKind::kAddend);
+    if (segment.move == plan::SegmentMove::kNone) {
+      return;
+    }
+    bound.target = TargetOf(segment.target, bound);
+    CHECK(bound.target.contiguous());
+    memory.rows = bound.target;
+    memory.rows.size[0] = DivExact(bound.target.size[0], plan::TensorRanks(plan_.inventory));
+    memory.rows.data = buffer(plan::BufferKind::kRows);
+    memory.first_row = coordinate_ * memory.rows.size[0];
+  }
+
+  const TensorView& TargetOf(const plan::SegmentUse& use, const BoundInstruction& bound) const {
+    const plan::UnitSpec& unit = plan_.inventory.units[bound.instruction.unit];
+    const model::UnitMemory& memory = bound.memory;
+    switch (use.list) {
+      case plan::ActivationList::kSaved:
+        return memory.saved[model::ActivationIndex(unit.saved, use.name)];
+      case plan::ActivationList::kRemade:
+        return memory.remade[model::ActivationIndex(unit.remade, use.name)];
+      case plan::ActivationList::kWorkspace:
+        return memory.workspace[model::ActivationIndex(unit.workspace, use.name)];
+      case plan::ActivationList::kShared:
+        break;
+    }
+    return memory.shared[model::ActivationIndex(plan_.inventory.shared, use.name)];
+  }
+
   void BindScales(const plan::UnitSpec& unit, bool stages, model::UnitMemory& memory) const {
     if (quant_ == nullptr) {
       return;
@@ -109,10 +183,22 @@ class Binder {
 
   const plan::ShardingPlan& plan_;
   const ArenaBuffers& buffers_;
+  const int64_t coordinate_;  // on the tensor axis
   const std::vector<TensorView>& shared_;
   const quant::QuantState* const quant_;
   plan::IdVector<plan::TensorId, plan::GroupId> group_of_;
 };
+
+// What the first step of a backward says of gradients holds for all: later ones write others.
+void SpreadAccumulation(BoundProgram& program) {
+  bool accumulates = false;
+  for (BoundInstruction& bound : program.instructions) {
+    if (bound.instruction.op == OpCode::kBackward) {
+      accumulates = bound.instruction.segment > 0 ? accumulates : bound.accumulates;
+      bound.accumulates = accumulates;
+    }
+  }
+}
 
 // A free happens when the last instruction before it that touches the buffer is done.
 void AttachFrees(const plan::StepProgram& planned, BoundProgram& program) {
@@ -131,9 +217,10 @@ void AttachFrees(const plan::StepProgram& planned, BoundProgram& program) {
 
 std::vector<BoundProgram> BindPrograms(const plan::ShardingPlan& plan,
                                        const ArenaBuffers& buffers,
+                                       int64_t rank,
                                        const std::vector<TensorView>& shared,
                                        const quant::QuantState* quant) {
-  const Binder binder(plan, buffers, shared, quant);
+  const Binder binder(plan, buffers, rank, shared, quant);
   std::vector<BoundProgram> programs;
   for (const plan::StepProgram& program : plan.programs) {
     BoundProgram bound;
@@ -142,6 +229,7 @@ std::vector<BoundProgram> BindPrograms(const plan::ShardingPlan& plan,
     for (const Instruction& instruction : program.instructions) {
       bound.instructions.push_back(binder.Bind(instruction, program.phase));
     }
+    SpreadAccumulation(bound);
     AttachFrees(program, bound);
     programs.push_back(std::move(bound));
   }

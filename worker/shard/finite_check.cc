@@ -70,7 +70,7 @@ void FiniteCheck::CheckValues(const void* from, DType dtype, int64_t count, cons
 }
 
 bool FiniteCheck::RanHere(const Instruction& instruction, const ReplayTurn& turn) const {
-  const bool lane = args_.plan.lanes.LaneOf(turn.slot.turn, args_.rank) >= 0;
+  const bool lane = plan::LaneOf(args_.plan, turn.slot.turn, args_.rank) >= 0;
   return lane && (turn.used.empty() || turn.used[instruction.unit]);
 }
 
@@ -84,7 +84,7 @@ absl::Status FiniteCheck::Completed(const BoundInstruction& bound, const ReplayT
   where_ = absl::StrCat("rank ",
                         args_.rank,
                         ", lane ",
-                        args_.plan.lanes.LaneOf(turn.slot.turn, args_.rank),
+                        plan::LaneOf(args_.plan, turn.slot.turn, args_.rank),
                         ", micro-batch ",
                         turn.slot.micro_batch,
                         ", unit ",
@@ -101,7 +101,7 @@ absl::Status FiniteCheck::Completed(const BoundInstruction& bound, const ReplayT
     case OpCode::kForward:
     case OpCode::kRecompute:
     case OpCode::kBackward:
-      if (RanHere(instruction, turn)) {
+      if (bound.last_step && RanHere(instruction, turn)) {
         CheckUnit(bound);
       }
       break;

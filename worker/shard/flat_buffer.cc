@@ -28,11 +28,14 @@ int64_t PartOf(const plan::ShardingPlan& plan,
 }  // namespace
 
 MeshPlace PlaceOf(const plan::Mesh& mesh, int64_t rank) {
+  const std::string& inner = plan::InnermostDataAxis(mesh);
   std::vector<std::string> outer;
-  for (size_t i = 0; i + 1 < mesh.axes().size(); ++i) {
-    outer.push_back(mesh.axes()[i].name);
+  for (const plan::MeshAxis& axis : mesh.axes()) {
+    if (axis.name != inner && axis.name != plan::kTensorAxis) {
+      outer.push_back(axis.name);
+    }
   }
-  return {.inner = mesh.CoordinateOf(rank).back(), .outer = mesh.GroupIndex(rank, outer)};
+  return {.inner = mesh.GroupIndex(rank, {inner}), .outer = mesh.GroupIndex(rank, outer)};
 }
 
 ArenaBuffers::ArenaBuffers(const plan::ShardingPlan& plan,

@@ -11,7 +11,7 @@
 
 namespace ravel::shard {
 
-// Place of a rank on the data mesh: on its innermost axis, and on all others.
+// Place of a rank on the data axes of a mesh: on the innermost one, and on all others.
 struct MeshPlace {
   int64_t inner = 0;
   int64_t outer = 0;

@@ -62,7 +62,7 @@ InstructionRunner::InstructionRunner(const Args& args) : args_(args), state_(arg
 }
 
 bool InstructionRunner::HasLane(const ReplayTurn& turn) const {
-  return args_.plan.lanes.LaneOf(turn.slot.turn, args_.communicators.world().rank()) >= 0;
+  return plan::LaneOf(args_.plan, turn.slot.turn, args_.communicators.world().rank()) >= 0;
 }
 
 float* InstructionRunner::FloatsOf(const Instruction& instruction, Role role) const {
@@ -72,7 +72,7 @@ float* InstructionRunner::FloatsOf(const Instruction& instruction, Role role) co
 comm::CollectiveTag InstructionRunner::TagOf(const Instruction& instruction,
                                              const ReplayTurn& turn) const {
   const plan::GroupId group = instruction.group;
-  return {.op = plan::LabelOf(args_.plan.moves, instruction),
+  return {.op = plan::WorkLabelOf(args_.plan.moves, instruction),
           .unit = instruction.unit.value(),
           .call = instruction.call,
           .group = group.value(),
@@ -199,14 +199,52 @@ absl::Status InstructionRunner::Compute(const BoundInstruction& bound, const Rep
   RETURN_IF_ERROR(state_.BeginCompute(instruction));
   draws_ = DrawsOf(turn);
   loss_scale_ = static_cast<float>(turn.loss_scale);
-  IssueCompute(bound, turn.slot.phase);
+  if (bound.move != plan::SegmentMove::kNone) {
+    RETURN_IF_ERROR(MoveActivation(bound, turn));
+  } else {
+    IssueCompute(bound, turn.slot.phase);
+  }
   state_.EndCompute(instruction);
   return absl::OkStatus();
 }
 
+absl::Status InstructionRunner::MoveActivation(const BoundInstruction& bound,
+                                               const ReplayTurn& turn) {
+  const Instruction& instruction = bound.instruction;
+  comm::Communicator& ranks = RanksOf(instruction);
+  comm::CollectiveTag tag = TagOf(instruction, turn);
+  model::UnitMemory memory = bound.memory;
+  const bool sums = bound.move == plan::SegmentMove::kSumRows;
+  if (sums) {
+    ASSIGN_OR_RETURN(const comm::PieceViews views,
+                     ranks.ExchangePieces({.tag = tag,
+                                           .staging = FloatsOf(instruction, Role::kSend),
+                                           .receive = FloatsOf(instruction, Role::kReceive),
+                                           .shard_elements = memory.rows.elements(),
+                                           .contributors = ranks.size(),
+                                           .stream = &StreamOf(instruction)}));
+    for (const float* piece : views.pieces) {
+      TensorView& view = memory.pieces.emplace_back(memory.rows);
+      view.dtype = DType::kF32;
+      view.data = const_cast<float*>(piece);
+    }
+  }
+  IssueCompute(bound, turn.slot.phase, memory);
+  if (sums) {
+    RETURN_IF_ERROR(ranks.ReleasePieces(tag));
+  }
+  tag.op = plan::OpLabel::kTensorGather;
+  return ranks.AllGather({.tag = tag,
+                          .shard = memory.rows.As<float>(),
+                          .gathered = bound.target.As<float>(),
+                          .shard_elements = memory.rows.elements(),
+                          .element_bytes = DTypeBytes(memory.rows.dtype),
+                          .stream = &StreamOf(instruction)});
+}
+
 kernels::ActivationDraws InstructionRunner::DrawsOf(const ReplayTurn& turn) const {
   const plan::LaneMap& lanes = args_.plan.lanes;
-  const int64_t lane = lanes.LaneOf(turn.slot.turn, args_.communicators.world().rank());
+  const int64_t lane = plan::LaneOf(args_.plan, turn.slot.turn, args_.communicators.world().rank());
   const int64_t micro_batch = lane * lanes.micro_batches + turn.slot.micro_batch;
   // Where the step's number lies in memory, one graph serves all steps.
   const int64_t* step = args_.actions == nullptr ? nullptr : args_.actions->step_number();
@@ -219,21 +257,33 @@ kernels::ActivationDraws InstructionRunner::DrawsOf(const ReplayTurn& turn) cons
 }
 
 void InstructionRunner::IssueCompute(const BoundInstruction& bound, plan::Phase phase) const {
+  IssueCompute(bound, phase, bound.memory);
+}
+
+void InstructionRunner::IssueCompute(const BoundInstruction& bound,
+                                     plan::Phase phase,
+                                     const model::UnitMemory& memory) const {
   const Instruction& instruction = bound.instruction;
   const model::Module& module = *args_.modules[instruction.unit];
   kernels::Stream& stream = StreamOf(instruction);
-  if (instruction.op == OpCode::kForward) {
-    if (phase == plan::Phase::kEval) {
-      module.ForwardOnly(stream, bound.memory);
-    } else {
-      module.Forward(stream, bound.memory);
+  const auto backward = [&](const auto& gradients) {
+    const bool all = bound.segments.empty();
+    for (const plan::SegmentKind kind :
+         all ? module.segments(plan::UnitPass::kBackward) : bound.segments) {
+      module.RunSegment(stream, memory, kind, gradients);
     }
-  } else if (instruction.op == OpCode::kRecompute) {
-    module.Remake(stream, bound.memory);
-  } else if (plan::Accumulates(instruction)) {
-    module.Backward(stream, bound.memory, Typed<model::AccumulatingGradient>(bound.gradients));
-  } else {
-    module.Backward(stream, bound.memory, Typed<model::FreshGradient>(bound.gradients));
+  };
+  if (instruction.op == OpCode::kBackward) {
+    bound.accumulates ? backward(Typed<model::AccumulatingGradient>(bound.gradients))
+                      : backward(Typed<model::FreshGradient>(bound.gradients));
+    return;
+  }
+  const plan::UnitPass pass = instruction.op == OpCode::kRecompute ? plan::UnitPass::kRecompute
+                              : phase == plan::Phase::kEval        ? plan::UnitPass::kEvaluate
+                                                                   : plan::UnitPass::kForward;
+  for (const plan::SegmentKind kind :
+       bound.segments.empty() ? module.segments(pass) : bound.segments) {
+    module.RunSegment(stream, memory, pass, kind);
   }
 }
 
@@ -243,6 +293,7 @@ absl::Status InstructionRunner::PassUnused(const Instruction& instruction) {
     return absl::OkStatus();
   }
   Instruction gradients = {.op = OpCode::kBackward, .unit = instruction.unit};
+  gradients.segment = instruction.segment;
   for (const Operand& operand : instruction.operands) {
     if (operand.when != When::kUsed) {
       gradients.operands.push_back(operand);
@@ -460,8 +511,7 @@ absl::Status InstructionRunner::Update(const Instruction& instruction) {
 }
 
 comm::PeerWait InstructionRunner::TakePeerWait(const Instruction& instruction) {
-  return plan::IsCollective(instruction.op) ? RanksOf(instruction).TakePeerWait()
-                                            : comm::PeerWait();
+  return instruction.move >= 0 ? RanksOf(instruction).TakePeerWait() : comm::PeerWait();
 }
 
 int64_t InstructionRunner::BytesOf(const Instruction& instruction, const ReplayTurn& turn) const {

@@ -87,14 +87,15 @@ class InstructionRunner {
   // All but kFree and kEndPhase, which belong to the host. Of a device: issues it on its stream and
   // waits for nothing; the order of what is issued is what the replay state checks.
   absl::Status Run(const BoundInstruction& bound, const ReplayTurn& turn);
-  // What kForward, kRecompute or kBackward of a lane gives to its stream; checks nothing.
+  // What kForward, kRecompute or kBackward of a lane gives to its stream, without a move; checks
+  // nothing.
   void IssueCompute(const BoundInstruction& bound, plan::Phase phase) const;
   // Time that the collectives on an instruction's communicator have waited for other ranks since
   // the last call.
   comm::PeerWait TakePeerWait(const plan::Instruction& instruction);
   // The name of an instruction in texts.
   const char* OpNameOf(const plan::Instruction& instruction) const {
-    return plan::OpName(plan::LabelOf(args_.plan.moves, instruction));
+    return plan::OpName(plan::WorkLabelOf(args_.plan.moves, instruction));
   }
   // Bytes that a collective receives from other ranks.
   int64_t BytesOf(const plan::Instruction& instruction, const ReplayTurn& turn) const;
@@ -129,6 +130,11 @@ class InstructionRunner {
   void DigestScales(kernels::Stream& stream);
   absl::Status ReduceStatistics(const Instruction& instruction, const ReplayTurn& turn);
   absl::Status Compute(const BoundInstruction& bound, const ReplayTurn& turn);
+  void IssueCompute(const BoundInstruction& bound,
+                    plan::Phase phase,
+                    const model::UnitMemory& memory) const;
+  // A step of a unit between exchanges of activations with the other ranks of the tensor axis.
+  absl::Status MoveActivation(const BoundInstruction& bound, const ReplayTurn& turn);
   absl::Status PassUnused(const Instruction& instruction);
   absl::Status Update(const Instruction& instruction);
   void ClearQuantization(kernels::Stream& stream, Refresh refresh);

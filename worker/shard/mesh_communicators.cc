@@ -1,5 +1,6 @@
 #include "worker/shard/mesh_communicators.h"
 
+#include <string>
 #include <utility>
 
 #include "common/check.h"
@@ -9,6 +10,11 @@ namespace {
 
 bool IsOfAll(const plan::ProgramMove& move) {
   return move.of == plan::MoveOf::kStatistics || move.of == plan::MoveOf::kAmax;
+}
+
+// As logs call it: the axis where its moves are of activations, else the stream.
+std::string NameOf(const plan::ProgramMove& move) {
+  return move.of == plan::MoveOf::kActivation ? move.axes.front() : plan::StreamName(move.stream);
 }
 
 }  // namespace
@@ -27,9 +33,8 @@ absl::StatusOr<MeshCommunicators> MeshCommunicators::Create(comm::Communicator& 
     for (const int64_t rank : mesh.GroupOf(world.rank(), move.axes)) {
       members.push_back(static_cast<int>(rank));
     }
-    ASSIGN_OR_RETURN(
-        std::unique_ptr<comm::Communicator> group,
-        world.Split({.name = plan::StreamName(move.stream), .members = std::move(members)}));
+    ASSIGN_OR_RETURN(std::unique_ptr<comm::Communicator> group,
+                     world.Split({.name = NameOf(move), .members = std::move(members)}));
     made.entries_.push_back({.axes = move.axes, .stream = move.stream, .group = std::move(group)});
   }
   return made;

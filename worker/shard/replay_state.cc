@@ -69,6 +69,11 @@ ReplayState::ReplayState(const plan::ShardingPlan& plan)
   most_staged_ = plan.options.staging_window_bytes;
   for (const plan::StepProgram& program : plan.programs) {
     for (const Instruction& instruction : program.instructions) {
+      if (plan::IsCompute(instruction.op)) {
+        plan::SegmentId& last =
+            last_steps_[{instruction.op, instruction.unit, program.phase == plan::Phase::kEval}];
+        last = std::max(last, instruction.segment);
+      }
       most_gathered_ = std::max(most_gathered_,
                                 TemporaryBytes(plan, plan::BuffersOf(instruction, Role::kWeights)));
       most_staged_ = std::max(most_staged_,
@@ -225,15 +230,22 @@ absl::Status ReplayState::BeginGradients(const Instruction& compute) {
   return absl::OkStatus();
 }
 
+bool ReplayState::IsLastStep(const Instruction& compute) const {
+  const auto last = last_steps_.find({compute.op, compute.unit, pass_.phase == plan::Phase::kEval});
+  return last == last_steps_.end() || compute.segment >= last->second;
+}
+
 absl::Status ReplayState::BeginCompute(const Instruction& compute) {
   MutexLock lock(mutex_);
   const std::vector<BufferId> weights = plan::BuffersOf(compute, Role::kWeights);
   for (const BufferId buffer : weights) {
     RETURN_IF_ERROR(CheckWeights(buffer));
   }
-  RETURN_IF_ERROR(BeginActivations(compute));
-  if (compute.op == OpCode::kBackward) {
-    RETURN_IF_ERROR(BeginGradients(compute));
+  if (compute.segment <= 0) {
+    RETURN_IF_ERROR(BeginActivations(compute));
+    if (compute.op == OpCode::kBackward) {
+      RETURN_IF_ERROR(BeginGradients(compute));
+    }
   }
   for (const BufferId buffer : weights) {
     ++buffers_[buffer].uses;
@@ -245,6 +257,9 @@ void ReplayState::EndCompute(const Instruction& compute) {
   MutexLock lock(mutex_);
   for (const BufferId buffer : plan::BuffersOf(compute, Role::kWeights)) {
     --buffers_[buffer].uses;
+  }
+  if (!IsLastStep(compute)) {
+    return;
   }
   const bool backward = compute.op == OpCode::kBackward;
   const BufferState made = {

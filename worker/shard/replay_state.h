@@ -5,8 +5,10 @@
 // error that says so, and a bug of plan or engine.
 
 #include <cstdint>
+#include <map>
 #include <span>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include <absl/base/thread_annotations.h>
@@ -42,7 +44,8 @@ class ReplayState {
   void EndGather(const plan::Instruction& gather);
   // The gather over replicas: the model weight has the newest generation.
   void EndRenewal(plan::GroupId group);
-  // kForward, kRecompute, kBackward.
+  // kForward, kRecompute, kBackward: one step of a pass, of which the first begins what the last
+  // ends.
   absl::Status BeginCompute(const plan::Instruction& compute);
   void EndCompute(const plan::Instruction& compute);
 
@@ -116,6 +119,7 @@ class ReplayState {
   absl::Status CheckSums(plan::GroupId group) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status CheckFinal(plan::GroupId group) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   SumState& SumOf(const plan::Instruction& reduce) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  bool IsLastStep(const plan::Instruction& compute) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status Fault(const char* what, plan::BufferId buffer) const;
   absl::Status GroupFault(const char* what, plan::GroupId group) const;
 
@@ -123,7 +127,9 @@ class ReplayState {
   plan::IdVector<plan::BufferId, std::vector<plan::BufferId>>
       overlaps_;                                       // temporaries that share addresses
   plan::IdVector<plan::BufferId, bool> has_backward_;  // saved buffers that a backward reads
-  int64_t most_gathered_ = 0;                          // bytes of temporaries alive at once
+  // The last segment with which a step of a unit begins, by op and whether it is of an evaluation.
+  std::map<std::tuple<plan::OpCode, plan::UnitId, bool>, plan::SegmentId> last_steps_;
+  int64_t most_gathered_ = 0;  // bytes of temporaries alive at once
   int64_t most_staged_ = 0;
 
   mutable Mutex mutex_;

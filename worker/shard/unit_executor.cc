@@ -35,7 +35,8 @@ UnitExecutor::UnitExecutor(const Args& args, ExecutorOptions options)
   const plan::BufferId shared =
       plan::FindBuffer(args_.plan.buffers, {.kind = plan::BufferKind::kShared});
   shared_ = ActivationViews(args_.plan.inventory.shared, args_.buffers.bytes(shared));
-  programs_ = BindPrograms(args_.plan, args_.buffers, shared_, runner_.quant());
+  programs_ = BindPrograms(
+      args_.plan, args_.buffers, args_.communicators.world().rank(), shared_, runner_.quant());
   for (BoundProgram& program : programs_) {
     for (BoundInstruction& bound : program.instructions) {
       bound.memory.draws = runner_.draws();
@@ -155,7 +156,9 @@ void UnitExecutor::IssueComputes() const {
       if (plan::IsCompute(bound.instruction.op)) {
         CHECK_MSG(bound.instruction.stream == plan::StreamId::kCompute,
                   "units compute on one stream");
-        runner_.IssueCompute(bound, program.phase);
+        if (bound.move != plan::SegmentMove::kSumRows) {  // whose addends nobody has exchanged
+          runner_.IssueCompute(bound, program.phase);
+        }
       }
     }
   }

@@ -447,15 +447,18 @@ absl::StatusOr<float> RankEngine::CombineEvaluation(const std::vector<optim::Lan
   for (const optim::LaneLoss& lane : mine) {
     message.push_back(static_cast<double>(lane.tokens));
   }
-  std::vector<double> all(message.size() * Size(lanes.ranks));
+  std::vector<double> all(message.size() * Size(args_.plan.ranks));
   RETURN_IF_ERROR(
       args_.communicator.AllGatherBytes({.op = plan::OpLabel::kEndPhase, .unit = -1, .call = 0},
                                         std::as_bytes(std::span<const double>(message)),
                                         std::as_writable_bytes(std::span<double>(all))));
   std::vector<std::vector<double>> losses;
   std::vector<std::vector<double>> tokens;
-  for (size_t rank = 0; rank < Size(lanes.ranks); ++rank) {
-    const double* from = all.data() + rank * message.size();
+  for (int64_t rank = 0; rank < args_.plan.ranks; ++rank) {
+    if (!plan::CountsLane(args_.plan, rank)) {
+      continue;
+    }
+    const double* from = all.data() + Size(rank) * message.size();
     losses.emplace_back(from, from + mine.size());
     tokens.emplace_back(from + mine.size(), from + message.size());
   }

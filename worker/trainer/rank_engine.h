@@ -156,7 +156,7 @@ class RankEngine {
   void MeasureArena();
   kernels::Stream& main_stream() { return backend_->main_stream(); }
   int64_t LaneOf(int64_t turn) const {
-    return args_.plan.lanes.LaneOf(turn, args_.communicator.rank());
+    return plan::LaneOf(args_.plan, turn, args_.communicator.rank());
   }
   TensorView Shared(std::string_view name) const;
   void PrefetchStep(int64_t step);

@@ -188,6 +188,17 @@ absl::Status CheckOfNoGroup(const ShardingPlan& plan, const ProgramBuffer& buffe
                ? absl::OkStatus()
                : Fault(buffer, "K13", "is not of the size that the recipe needs");
   }
+  if (buffer.kind == BufferKind::kAddend || buffer.kind == BufferKind::kAddendReceive) {
+    return buffer.bytes == AddendElements(plan.inventory) * DTypeBytes(DType::kF32) &&
+                   buffer.dtype == DType::kF32
+               ? absl::OkStatus()
+               : Fault(buffer, "K13", "is not of the size of an activation that ranks sum");
+  }
+  if (buffer.kind == BufferKind::kRows) {
+    return buffer.bytes == RowsBytes(plan.inventory)
+               ? absl::OkStatus()
+               : Fault(buffer, "K13", "is not of the size of the rows that ranks gather");
+  }
   return buffer.bytes == ActivationBytes(plan.inventory, buffer)
              ? absl::OkStatus()
              : Fault(buffer, "K13", "is not of the size that its unit needs");

@@ -81,6 +81,7 @@ absl::Status CheckOne(const ShardingPlan& plan,
                       const StepProgram& program) {
   const ModelUses& model = program.phase == Phase::kEval ? of_plan.evaluates : of_plan.trains;
   std::vector<InstructionId> use_at;
+  std::vector<InstructionId> use_begins;
   const OperandContext context = {.inventory = plan.inventory,
                                   .groups = plan.groups,
                                   .moves = plan.moves,
@@ -89,7 +90,7 @@ absl::Status CheckOne(const ShardingPlan& plan,
                                   .index = of_plan.index,
                                   .model = model,
                                   .part = program.part};
-  RETURN_IF_ERROR(CheckForm(plan, context, program, use_at));
+  RETURN_IF_ERROR(CheckForm(plan, context, program, use_at, use_begins));
   ASSIGN_OR_RETURN(std::vector<Lifetime> lifetimes, LifetimesOf(program, plan.buffers));
   const ProgramFacts facts = {.plan = plan,
                               .program = program,
@@ -97,7 +98,8 @@ absl::Status CheckOne(const ShardingPlan& plan,
                               .model = model,
                               .order = HappensBefore(program),
                               .lifetimes = std::move(lifetimes),
-                              .use_at = std::move(use_at)};
+                              .use_at = std::move(use_at),
+                              .use_begins = std::move(use_begins)};
   RETURN_IF_ERROR(CheckWeights(facts));
   RETURN_IF_ERROR(CheckGradients(facts));
   RETURN_IF_ERROR(CheckMemory(facts));
@@ -159,7 +161,9 @@ absl::Status CheckKinds(const ShardingPlan& plan) {
 absl::Status CheckMoves(const ShardingPlan& plan) {
   ASSIGN_OR_RETURN(const MoveTable needed, MovesOf(plan));
   const bool equal = needed.moves == plan.moves.moves && needed.of_groups == plan.moves.of_groups &&
-                     needed.statistics == plan.moves.statistics;
+                     needed.statistics == plan.moves.statistics &&
+                     needed.activation_sum == plan.moves.activation_sum &&
+                     needed.activation_gather == plan.moves.activation_gather;
   return equal ? absl::OkStatus()
                : absl::FailedPreconditionError("K13: the moves are not those of the placements");
 }
@@ -168,7 +172,7 @@ absl::Status CheckShape(const ShardingPlan& plan) {
   const bool fits = plan.roles.size() == plan.groups.size() &&
                     plan.moves.of_groups.size() == plan.groups.size() &&
                     plan.memory.offsets.size() == plan.buffers.size() &&
-                    plan.lanes.ranks * plan.inventory.cut.degree == plan.ranks &&
+                    plan.lanes.ranks * TensorRanks(plan.inventory) == plan.ranks &&
                     plan.lanes.ranks % plan.lanes.replicas == 0 &&
                     plan.mesh.rank_count() == plan.ranks;
   if (!fits) {

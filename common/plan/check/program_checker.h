@@ -3,7 +3,8 @@
 // Proves that the programs of a plan are safe, by happens-before and never by list order. Errors
 // begin with the rule:
 //   K1  a use is after its gather and of the newest generation; weights are written after all that
-//       reads them; instructions name the buffers of their group
+//       reads them; instructions name the buffers of their group; calls of units, and the steps of
+//       each, are in order and have their moves
 //   K2  no lifetime ends before its last access; no two accesses race
 //   K3  buffers with overlapping addresses are ordered
 //   K4  equal collectives on all ranks

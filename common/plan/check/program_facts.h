@@ -19,8 +19,9 @@ struct ProgramFacts {
   const BufferIndex& index;
   const ModelUses& model;
   HappensBefore order;
-  std::vector<Lifetime> lifetimes;    // of temporaries
-  std::vector<InstructionId> use_at;  // of each of model.uses
+  std::vector<Lifetime> lifetimes;        // of temporaries
+  std::vector<InstructionId> use_at;      // of each of model.uses: its last step
+  std::vector<InstructionId> use_begins;  // its first one, without recomputation
 
   InstructionId last() const { return program.instructions.last_id(); }
   const Instruction& At(InstructionId instruction) const {

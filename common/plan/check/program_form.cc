@@ -47,16 +47,16 @@ class FormCheck {
         program_(program),
         on_host_(HostUpdatesOf(plan.buffers, plan.groups, plan.options).of) {}
 
-  absl::Status Run(std::vector<InstructionId>& use_at) {
+  absl::Status Run(std::vector<InstructionId>& use_at, std::vector<InstructionId>& use_begins) {
     if (program_.instructions.empty() || At(Last()).op != OpCode::kEndPhase) {
       return absl::FailedPreconditionError("K8: a program ends with EndPhase");
     }
     for (const InstructionId i : program_.instructions.ids()) {
       RETURN_IF_ERROR(CheckWaits(i));
       RETURN_IF_ERROR(CheckPlace(i));
-      RETURN_IF_ERROR(CheckFields(i, use_at));
+      RETURN_IF_ERROR(CheckFields(i, use_at, use_begins));
     }
-    if (remade_at_ >= 0 || use_at.size() != context_.model.uses.size()) {
+    if (step_ != 0 || remade_ || use_at.size() != context_.model.uses.size()) {
       return Fault("K1", Last(), "ends before every unit has run");
     }
     return absl::OkStatus();
@@ -86,7 +86,7 @@ class FormCheck {
 
   absl::Status CheckPlace(InstructionId i) const {
     const Instruction& at = At(i);
-    if (IsCollective(at.op) ? !HasMove(plan_.moves, at) : at.move >= 0) {
+    if (!IsCompute(at.op) && (IsCollective(at.op) ? !HasMove(plan_.moves, at) : at.move >= 0)) {
       return Fault("K1", i, "has a move that is none of its group");
     }
     if (IsOfGroup(at.op) && !plan_.groups.Has(at.group)) {
@@ -108,28 +108,49 @@ class FormCheck {
     return absl::OkStatus();
   }
 
-  absl::Status CheckFields(InstructionId i, std::vector<InstructionId>& use_at) {
+  // The next step of the next use; a recomputation comes before its backward. Fills `expected`.
+  bool IsNextStep(const Instruction& at, const UnitUse& next, Instruction& expected) {
+    const bool first_part = next.remakes && !remade_;
+    const std::vector<SegmentStep>& steps = first_part ? next.remake_steps : next.steps;
+    if (at.op != (first_part ? OpCode::kRecompute : next.op) || step_ >= steps.size()) {
+      return false;
+    }
+    const SegmentStep& step = steps[step_];
+    expected.unit = next.unit;
+    expected.call = next.call;
+    expected.segment = step.first;
+    expected.move = MoveOfStep(plan_.moves, step.move);
+    ++step_;
+    if (step_ == steps.size()) {
+      step_ = 0;
+      remade_ = first_part;
+    }
+    return expected.unit == at.unit && expected.call == at.call && expected.segment == at.segment &&
+           expected.move == at.move;
+  }
+
+  absl::Status CheckFields(InstructionId i,
+                           std::vector<InstructionId>& use_at,
+                           std::vector<InstructionId>& use_begins) {
     const Instruction& at = At(i);
     Instruction expected = {.op = at.op, .stream = at.stream};
-    expected.move = at.move;
+    expected.move = IsCompute(at.op) ? MoveId() : at.move;
     const size_t use = use_at.size();
     if (IsCompute(at.op)) {
       if (use >= context_.model.uses.size()) {
         return Fault("K1", i, "is not the next unit in the model's order");
       }
-      const bool first_part = at.op == OpCode::kRecompute;
-      const UnitUse& next = context_.model.uses[use];
-      expected.unit = next.unit;
-      expected.call = next.call;
-      if (expected.unit != at.unit || expected.call != at.call ||
-          (first_part ? OpCode::kBackward : at.op) != next.op ||
-          (first_part || next.remakes) !=
-              (first_part ? next.remakes && remade_at_ < 0 : remade_at_ >= 0)) {
+      const bool begins = step_ == 0;
+      if (!IsNextStep(at, context_.model.uses[use], expected)) {
         return Fault("K1", i, "is not the next unit in the model's order");
       }
-      remade_at_ = first_part ? i : InstructionId();
-      if (!first_part) {
-        use_at.push_back(i);
+      if (at.op != OpCode::kRecompute) {
+        if (begins) {
+          use_begins.push_back(i);
+        }
+        if (step_ == 0) {
+          use_at.push_back(i);
+        }
       }
     } else if (IsOfGroup(at.op)) {
       expected.unit = plan_.groups[at.group].unit;
@@ -148,7 +169,8 @@ class FormCheck {
   const OperandContext& context_;
   const StepProgram& program_;
   const IdVector<GroupId, bool> on_host_;
-  InstructionId remade_at_;  // a Recompute whose Backward is still to come
+  size_t step_ = 0;      // the next one of a pass
+  bool remade_ = false;  // a Recompute is done whose Backward is still to come
 };
 
 }  // namespace
@@ -186,8 +208,9 @@ StreamId StreamOf(const MoveTable& table,
 absl::Status CheckForm(const ShardingPlan& plan,
                        const OperandContext& context,
                        const StepProgram& program,
-                       std::vector<InstructionId>& use_at) {
-  return FormCheck(plan, context, program).Run(use_at);
+                       std::vector<InstructionId>& use_at,
+                       std::vector<InstructionId>& use_begins) {
+  return FormCheck(plan, context, program).Run(use_at, use_begins);
 }
 
 }  // namespace ravel::plan

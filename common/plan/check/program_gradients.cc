@@ -108,7 +108,7 @@ class GradientCheck {
       if (facts_.Opens()) {
         RETURN_IF_ERROR(Expect({OpCode::kAllocStaging}, call.group, call.call, {}));
         const InstructionId alloc = Find({OpCode::kAllocStaging}, call.group, call.call);
-        if (!facts_.Before(alloc, facts_.use_at[call.first_use])) {
+        if (!facts_.Before(alloc, facts_.use_begins[call.first_use])) {
           return facts_.Fault("K9", alloc, "may run after the gradient is written");
         }
       }
@@ -138,8 +138,13 @@ class GradientCheck {
           continue;
         }
         if (operand.role == Role::kGradient) {
+          // Steps of one pass write an element once together.
           InstructionId& before = written[operand.buffer];
-          if (operand.access != Access::kWrite || before >= 0 || buffer.persistent) {
+          const bool same_pass = before >= 0 && at.segment > 0 &&
+                                 facts_.At(before).unit == at.unit &&
+                                 facts_.At(before).call == at.call;
+          if ((operand.access != Access::kWrite || before >= 0 || buffer.persistent) &&
+              !same_pass) {
             return facts_.Fault(
                 "K9", i, absl::StrCat("adds to ", buffer.name, ", which is rounded"));
           }

@@ -201,7 +201,7 @@ absl::Status ValidatePlacements(const PlacedTensor& tensor,
     if (!seen.insert(entry.axis).second) {
       return PlacementError(tensor, entry.axis, "has two placements");
     }
-    if (entry.placement.kind == PlacementKind::kPartial && use != BufferUse::kGradient) {
+    if (entry.placement.kind == PlacementKind::kPartial && use == BufferUse::kValues) {
       return PlacementError(tensor, entry.axis, "Partial is for gradients only");
     }
     if (entry.placement.kind == PlacementKind::kShard) {

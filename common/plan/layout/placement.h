@@ -82,7 +82,9 @@ struct PlacedTensor {
   std::string name;
   Shape shape;  // global
 };
-enum class BufferUse { kValues, kGradient };  // only a gradient may be Partial
+// kActivation: of one step of a unit, [tokens, features]. Only gradients and activations may be
+// Partial.
+enum class BufferUse { kValues, kGradient, kActivation };
 
 // Refuses what no buffer can be: an unknown or repeated axis; a dimension that the tensor lacks;
 // Shard after the Flat family; Flat axes not inner first; an atom coarser than that of the axis

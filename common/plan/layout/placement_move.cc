@@ -22,6 +22,7 @@ struct LegalMove {
   PlacementKind from;
   PlacementKind to;
   MoveKind kind;
+  bool of_activations_alone = false;
 };
 // BlockAtomic is looked up as Flat.
 constexpr LegalMove kLegalMoves[] = {
@@ -32,6 +33,8 @@ constexpr LegalMove kLegalMoves[] = {
     {PlacementKind::kFlat, PlacementKind::kTensorAtomic, MoveKind::kAllToAll},
     {PlacementKind::kTensorAtomic, PlacementKind::kFlat, MoveKind::kAllToAll},
     {PlacementKind::kReplicate, PlacementKind::kShard, MoveKind::kView},
+    {PlacementKind::kPartial, PlacementKind::kShard, MoveKind::kReduceScatter, true},
+    {PlacementKind::kShard, PlacementKind::kReplicate, MoveKind::kAllGather, true},
 };
 
 PlacementKind FamilyOf(const Placement& placement) {
@@ -193,15 +196,17 @@ std::string_view MoveKindName(MoveKind kind) {
 absl::StatusOr<Move> PlanMove(const PlacedTensor& tensor,
                               const Mesh& mesh,
                               const Placements& from,
-                              const AxisPlacement& to) {
-  RETURN_IF_ERROR(ValidatePlacements(tensor, mesh, from, BufferUse::kGradient));
+                              const AxisPlacement& to,
+                              BufferUse use) {
+  RETURN_IF_ERROR(ValidatePlacements(tensor, mesh, from, use));
   const Placement now = PlacementOn(from, to.axis);
   if (mesh.AxisIndex(to.axis) < 0) {
     return MoveError(tensor, to, now, absl::StrCat("the mesh is ", mesh.Text()));
   }
   const auto* legal =
       std::find_if(std::begin(kLegalMoves), std::end(kLegalMoves), [&](const LegalMove& candidate) {
-        return candidate.from == FamilyOf(now) && candidate.to == FamilyOf(to.placement);
+        return candidate.from == FamilyOf(now) && candidate.to == FamilyOf(to.placement) &&
+               (!candidate.of_activations_alone || use == BufferUse::kActivation);
       });
   if (legal == std::end(kLegalMoves)) {
     return MoveError(tensor, to, now, "there is no such move");
@@ -222,7 +227,7 @@ absl::StatusOr<Move> PlanMove(const PlacedTensor& tensor,
     move.kind = reduces ? MoveKind::kCopy : MoveKind::kView;
   }
   move.after = WithAxis(move.before, to, mesh);
-  RETURN_IF_ERROR(ValidatePlacements(tensor, mesh, move.after, BufferUse::kGradient));
+  RETURN_IF_ERROR(ValidatePlacements(tensor, mesh, move.after, use));
   return move;
 }
 

@@ -31,12 +31,14 @@ struct Move {
 // The move of one axis, or an error that names tensor, axis, from and to. Legal: Flat -> Replicate
 // all-gather; Partial -> Replicate all-reduce; Partial -> Flat reduce-scatter; Replicate -> Flat
 // and Replicate -> Shard views; Flat <-> TensorAtomic all-to-all; BlockAtomic as Flat. Flat axes
-// are nested: the outer one is entered last and left first. On an axis of size 1 a reduce is a copy
-// and anything else a view.
+// are nested: the outer one is entered last and left first. Of activations also Partial -> Shard
+// reduce-scatter, and Shard -> Replicate all-gather. On an axis of size 1 a reduce is a copy and
+// anything else a view.
 absl::StatusOr<Move> PlanMove(const PlacedTensor& tensor,
                               const Mesh& mesh,
                               const Placements& from,
-                              const AxisPlacement& to);
+                              const AxisPlacement& to,
+                              BufferUse use = BufferUse::kGradient);
 
 // The moves from one list to another, each legal: gathers outer axis first, reduces inner axis
 // first. TensorAtomic is entered and left through Flat. Empty when nothing changes.

@@ -60,6 +60,9 @@ MemoryUse UseOf(const ProgramBuffer& buffer) {
     case BufferKind::kSaved:
     case BufferKind::kRemade:
     case BufferKind::kShared:
+    case BufferKind::kAddend:
+    case BufferKind::kAddendReceive:
+    case BufferKind::kRows:
       return MemoryUse::kActivations;
     case BufferKind::kWorkspace:
       return MemoryUse::kWorkspace;

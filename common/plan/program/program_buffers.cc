@@ -3,6 +3,7 @@
 
 #include "common/plan/program/program_buffers.h"
 
+#include <algorithm>
 #include <string>
 #include <utility>
 
@@ -41,6 +42,7 @@ class BufferList {
       AddGradients(call);
     }
     AddQuantization();
+    AddActivationMoves();
     buffers_.Add({.name = "shared",
                   .kind = BufferKind::kShared,
                   .bytes = ActivationOffsets(request_.inventory.shared).back(),
@@ -287,6 +289,17 @@ class BufferList {
     AddOfAll("amax_flags", BufferKind::kAmaxFlags, MemoryKind::kPrivate, words.flags, DType::kU32);
   }
 
+  // Of all units: what a rank adds to sums of activations, and its rows of what is gathered.
+  void AddActivationMoves() {
+    const int64_t words = AddendElements(request_.inventory);
+    AddOfAll("addend", BufferKind::kAddend, peers_, words, DType::kF32);
+    if (!request_.options.read_peers_in_place) {
+      AddOfAll(
+          "addend_receive", BufferKind::kAddendReceive, MemoryKind::kPrivate, words, DType::kF32);
+    }
+    AddOfAll("rows", BufferKind::kRows, peers_, RowsBytes(request_.inventory), DType::kU8);
+  }
+
   const ProgramRequest& request_;
   const ModelUses uses_;
   const Counter local_ = Counter(request_.lanes.Local());
@@ -320,6 +333,25 @@ int64_t WeightBytes(const GroupLayout& group, const ProgramOptions& options, int
 DType StagedType(const LaneMap& lanes, const ProgramOptions& options, const GradientCall& call) {
   const bool leaves = lanes.micro_batches == 1 && !lanes.blocks;
   return leaves && call.written_once ? options.staged_type : kGradientType;
+}
+
+int64_t AddendElements(const ModelInventory& inventory) {
+  const ActivationSpec* hidden = FindActivation(inventory.shared, "hidden");
+  return TensorRanks(inventory) == 1 || hidden == nullptr ? 0 : ElementCount(hidden->shape);
+}
+
+int64_t RowsBytes(const ModelInventory& inventory) {
+  if (TensorRanks(inventory) == 1) {
+    return 0;
+  }
+  const auto bytes = [](const ActivationSpec* spec) {
+    return spec == nullptr ? 0 : ElementCount(spec->shape) * DTypeBytes(spec->dtype);
+  };
+  int64_t most = bytes(FindActivation(inventory.shared, "hidden"));
+  for (const UnitSpec& unit : inventory.units) {
+    most = std::max(most, bytes(FindActivation(unit.workspace, "vocabulary")));
+  }
+  return DivExact(most, TensorRanks(inventory));
 }
 
 ProgramBuffers BuildBuffers(const ProgramRequest& request) {

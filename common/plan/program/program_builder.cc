@@ -306,9 +306,10 @@ class Builder {
     return true;
   }
 
-  Instruction ComputeOf(const UnitUse& use) {
-    Instruction run = {
-        .op = use.op, .stream = StreamId::kCompute, .unit = use.unit, .call = use.call};
+  Instruction ComputeOf(OpCode op, const UnitUse& use, const SegmentStep& step) {
+    Instruction run = {.op = op, .stream = StreamId::kCompute, .unit = use.unit, .call = use.call};
+    run.segment = step.first;
+    run.move = MoveOfStep(request_.moves, step.move);
     for (const GroupId group : use.needs) {
       if (Weights(group).gather >= 0) {
         run.waits.push_back(Weights(group).gather);
@@ -319,18 +320,19 @@ class Builder {
 
   void EmitUse(size_t at) {
     const UnitUse& use = model_.uses[at];
-    if (use.remakes) {
-      Instruction remake = ComputeOf(use);
-      remake.op = OpCode::kRecompute;
-      Emit(remake);
+    for (size_t step = 0; use.remakes && step < use.remake_steps.size(); ++step) {
+      Emit(ComputeOf(OpCode::kRecompute, use, use.remake_steps[step]));
     }
-    Instruction run = ComputeOf(use);
-    for (const GradientId id : use.gradients) {
-      if (allocated_at_[id] >= 0) {
-        run.waits.push_back(allocated_at_[id]);
+    InstructionId instruction;
+    for (const SegmentStep& step : use.steps) {
+      Instruction run = ComputeOf(use.op, use, step);
+      for (const GradientId id : use.gradients) {
+        if (allocated_at_[id] >= 0) {
+          run.waits.push_back(allocated_at_[id]);
+        }
       }
+      instruction = Emit(run);
     }
-    const InstructionId instruction = Emit(run);
     for (const GroupId group : use.needs) {
       Weights(group).last_use = instruction;
     }

@@ -9,6 +9,7 @@
 
 #include <absl/strings/str_cat.h>
 
+#include "common/check.h"
 #include "common/model/recipes.h"
 #include "common/plan/program/program_buffers.h"
 
@@ -33,10 +34,48 @@ class TableMaker {
     if (IsQuantized(request_.inventory)) {
       table_.amax = Find(OfAll(MoveOf::kAmax, MoveKind::kAllReduce, DType::kU32));
     }
+    RETURN_IF_ERROR(AddActivations());
     return std::move(table_);
   }
 
  private:
+  // Over the tensor axis, in the stream of the products that they are between.
+  absl::Status AddActivations() {
+    if (request_.mesh.AxisSize(kTensorAxis) == 1) {
+      return absl::OkStatus();
+    }
+    const ActivationSpec* spec = FindActivation(request_.inventory.shared, "hidden");
+    CHECK_MSG(spec != nullptr, "units hand `hidden` to each other");
+    const PlacedTensor hidden = {.name = spec->name, .shape = spec->shape};
+    const int64_t ranks = request_.mesh.AxisSize(kTensorAxis);
+    if (hidden.shape[0] % ranks != 0) {
+      return absl::InvalidArgumentError(absl::StrCat("axis ",
+                                                     kTensorAxis,
+                                                     " of ",
+                                                     ranks,
+                                                     " ranks does not divide the ",
+                                                     hidden.shape[0],
+                                                     " tokens of a micro-batch"));
+    }
+    const auto add = [&](const Placement& from, DType type) -> absl::StatusOr<MoveId> {
+      ASSIGN_OR_RETURN(Move move,
+                       PlanMove(hidden,
+                                request_.mesh,
+                                {{kTensorAxis, from}},
+                                {kTensorAxis, Placement::Replicate()},
+                                BufferUse::kActivation));
+      return Find({.of = MoveOf::kActivation,
+                   .axes = {kTensorAxis},
+                   .move = std::move(move),
+                   .type = type,
+                   .stream = StreamId::kCompute});
+    };
+    ASSIGN_OR_RETURN(table_.activation_sum, add(Placement::Partial(), DType::kF32));
+    ASSIGN_OR_RETURN(table_.activation_gather,
+                     add(Placement::Shard(0), request_.options.weight_type));
+    return absl::OkStatus();
+  }
+
   ProgramMove OfAll(MoveOf of, MoveKind kind, DType type) const {
     ProgramMove move = {
         .of = of, .axes = {}, .move = {}, .type = type, .stream = StreamId::kReduce};
@@ -190,6 +229,25 @@ bool IsInnermost(const Mesh& mesh, const ProgramMove& move) {
   return move.axes.size() == 1 && move.axes.front() == InnermostDataAxis(mesh);
 }
 
+MoveId MoveOfStep(const MoveTable& table, SegmentMove move) {
+  switch (move) {
+    case SegmentMove::kSumRows:
+      return table.activation_sum;
+    case SegmentMove::kGather:
+      return table.activation_gather;
+    case SegmentMove::kNone:
+      break;
+  }
+  return {};
+}
+
+SegmentMove MoveOfInstruction(const MoveTable& table, const Instruction& compute) {
+  if (compute.move < 0) {
+    return SegmentMove::kNone;
+  }
+  return compute.move == table.activation_sum ? SegmentMove::kSumRows : SegmentMove::kGather;
+}
+
 bool HasMove(const MoveTable& table, const Instruction& instruction) {
   if (instruction.op == OpCode::kStatsReduce) {
     return instruction.move == table.statistics;
@@ -217,6 +275,21 @@ OpLabel LabelOf(const MoveTable& table, const Instruction& instruction) {
                                         : plain;
   }
   return plain;
+}
+
+OpLabel WorkLabelOf(const MoveTable& table, const Instruction& instruction) {
+  if (!IsCompute(instruction.op)) {
+    return LabelOf(table, instruction);
+  }
+  switch (MoveOfInstruction(table, instruction)) {
+    case SegmentMove::kSumRows:
+      return OpLabel::kTensorReduce;
+    case SegmentMove::kGather:
+      return OpLabel::kTensorGather;
+    case SegmentMove::kNone:
+      break;
+  }
+  return LabelOf(table, instruction);
 }
 
 MoveId MoveOfLabel(const MoveTable& table, GroupId group, OpLabel label) {

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "common/model/job_spec.h"
+#include "common/model/segments.h"
 #include "common/plan/layout/mesh.h"
 #include "common/plan/layout/parameter_groups.h"
 #include "common/plan/layout/placement.h"
@@ -32,7 +33,7 @@ struct GroupRoles {
 };
 using RolesOfGroups = IdVector<GroupId, GroupRoles>;
 
-enum class MoveOf : uint8_t { kWeights, kGradient, kStatistics, kAmax };
+enum class MoveOf : uint8_t { kWeights, kGradient, kStatistics, kAmax, kActivation };
 
 // The work of a collective, which no group changes.
 struct ProgramMove {
@@ -60,6 +61,10 @@ struct MoveTable {
   IdVector<GroupId, GroupMoves> of_groups;
   MoveId statistics = {};
   MoveId amax = {};  // where weights are quantized
+  // Of activations, where the mesh has a tensor axis: Partial -> Replicate of the addends of one
+  // buffer, the sum being each token's owner's; and Shard(0) -> Replicate.
+  MoveId activation_sum = {};
+  MoveId activation_gather = {};
 };
 
 struct MoveRequest {
@@ -83,10 +88,16 @@ bool SumsLanes(const ProgramMove& move);
 // True if the move is over the innermost data axis of the mesh.
 bool IsInnermost(const Mesh& mesh, const ProgramMove& move);
 
+// The move of a step of a unit's pass; none without one.
+MoveId MoveOfStep(const MoveTable& table, SegmentMove move);
+SegmentMove MoveOfInstruction(const MoveTable& table, const Instruction& compute);
+
 // True if the move of an instruction is one of its group, and of its op; of statistics, of all.
 bool HasMove(const MoveTable& table, const Instruction& instruction);
 
 OpLabel LabelOf(const MoveTable& table, const Instruction& instruction);
+// What logs and traces call it: LabelOf, but of a step with a move that move.
+OpLabel WorkLabelOf(const MoveTable& table, const Instruction& instruction);
 // The group's move that plans on disk call so; none where it has no such move.
 MoveId MoveOfLabel(const MoveTable& table, GroupId group, OpLabel label);
 // The op of an instruction that is called so.

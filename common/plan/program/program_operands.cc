@@ -49,6 +49,7 @@ class OperandList {
     }
   }
   void AddGradients(const UnitUse& use, size_t position);
+  void AddActivationMove(const SegmentStep& step, When when);
   void AddGatherSource() {
     const BufferId model_weight = OfGroup(BufferKind::kModelWeight);
     Add(model_weight >= 0 ? model_weight : OfGroup(BufferKind::kMainWeight),
@@ -72,22 +73,26 @@ class OperandList {
 std::vector<Operand> OperandList::OfUse(const UnitUse& use, size_t position) {
   const bool forward = at_.op == OpCode::kForward;
   const bool backward = at_.op == OpCode::kBackward;
+  const bool later = at_.segment > 0;  // another step of the pass has begun them
   const bool optional = context_.inventory.units[use.unit].optional;
   const When when = optional ? When::kUsed : When::kLane;
   for (const GroupId group : use.needs) {
     Add(Find(BufferKind::kGathered, group), Access::kRead, Role::kWeights, when);
   }
   Add(Find(BufferKind::kSaved, use.unit, use.call),
-      forward    ? Access::kWrite
-      : backward ? Access::kAdd
-                 : Access::kRead,
+      forward && !later     ? Access::kWrite
+      : forward || backward ? Access::kAdd
+                            : Access::kRead,
       Role::kSaved,
       when);
   Add(Find(BufferKind::kRemade, use.unit),
-      backward ? Access::kAdd : Access::kWrite,
+      backward || later ? Access::kAdd : Access::kWrite,
       Role::kRemade,
       when);
-  Add(Find(BufferKind::kWorkspace, use.unit), Access::kWrite, Role::kScratch, when);
+  Add(Find(BufferKind::kWorkspace, use.unit),
+      later ? Access::kAdd : Access::kWrite,
+      Role::kScratch,
+      when);
   if (backward) {
     AddGradients(use, position);
   }
@@ -101,7 +106,24 @@ std::vector<Operand> OperandList::OfUse(const UnitUse& use, size_t position) {
       Add(OfAll(BufferKind::kAmaxFlags), Access::kAdd, Role::kFlags, when);
     }
   }
+  if (const SegmentStep* step = FindStep(use, at_); step != nullptr) {
+    AddActivationMove(*step, when);
+  }
   return std::move(operands_);
+}
+
+// Rows of the addends may be written step by step.
+void OperandList::AddActivationMove(const SegmentStep& step, When when) {
+  const bool sums = step.move == SegmentMove::kSumRows;
+  if (sums || step.addend) {
+    Add(OfAll(BufferKind::kAddend), sums ? Access::kRead : Access::kAdd, Role::kSend, when);
+  }
+  if (sums) {
+    Add(OfAll(BufferKind::kAddendReceive), Access::kWrite, Role::kReceive, when);
+  }
+  if (step.move != SegmentMove::kNone) {
+    Add(OfAll(BufferKind::kRows), Access::kWrite, Role::kSum, when);
+  }
 }
 
 // A unit that is not used has a gradient, too: zero.
@@ -110,7 +132,7 @@ void OperandList::AddGradients(const UnitUse& use, size_t position) {
   for (const GradientId id : use.gradients) {
     const GradientCall& call = context_.model.gradients[id];
     Add(Find(BufferKind::kStaging, call.group, call.call),
-        opens && call.first_use >= position ? Access::kWrite : Access::kAdd,
+        opens && call.first_use >= position && at_.segment <= 0 ? Access::kWrite : Access::kAdd,
         Role::kGradient,
         When::kLane);
   }
@@ -119,7 +141,7 @@ void OperandList::AddGradients(const UnitUse& use, size_t position) {
   for (const GradientId id : use.gradients) {
     const GradientCall& call = context_.model.gradients[id];
     if (context_.groups[call.group].unit == use.unit) {
-      const bool fresh = opens && call.first_use >= position;
+      const bool fresh = opens && call.first_use >= position && at_.segment <= 0;
       Add(leaves, fresh ? Access::kWrite : Access::kAdd, Role::kLeaves, When::kLane);
       return;
     }
@@ -287,7 +309,10 @@ void AddOperands(const OperandContext& context, StepProgram& program) {
   size_t use = 0;
   for (Instruction& at : program.instructions) {
     at.operands = OperandsOf(context, at, use);
-    use += IsCompute(at.op) && at.op != OpCode::kRecompute ? 1 : 0;
+    const bool computes = IsCompute(at.op) && at.op != OpCode::kRecompute;
+    use += computes && use < context.model.uses.size() && IsLastStep(context.model.uses[use], at)
+               ? 1
+               : 0;
   }
 }
 

@@ -33,7 +33,7 @@ struct OperandContext {
 std::vector<Operand> OperandsOf(const OperandContext& context, const Instruction& at, size_t use);
 
 // Gives every instruction of a program its operands. Compute instructions are taken to be in the
-// order of model.uses.
+// order of model.uses, and of the steps of each.
 void AddOperands(const OperandContext& context, StepProgram& program);
 
 }  // namespace ravel::plan

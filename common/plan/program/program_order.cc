@@ -6,8 +6,10 @@
 #include <algorithm>
 #include <cstddef>
 #include <limits>
+#include <map>
 #include <set>
 #include <string>
+#include <tuple>
 #include <utility>
 
 #include <absl/strings/str_cat.h>
@@ -47,7 +49,11 @@ bool EndsByFree(BufferKind kind) {
 class LastAccesses {
  public:
   explicit LastAccesses(const StepProgram& program) {
-    for (const Instruction& at : program.instructions) {
+    for (const InstructionId id : program.instructions.ids()) {
+      const Instruction& at = program.instructions[id];
+      if (IsCompute(at.op)) {
+        last_step_[{at.op, at.unit, at.call}] = id;
+      }
       if (at.op == OpCode::kBackward) {
         backward_.insert({at.unit, at.call});
       }
@@ -57,7 +63,11 @@ class LastAccesses {
     }
   }
 
-  bool Ends(const Instruction& at, BufferKind kind) const {
+  // Steps of a pass share its buffers; the last one may end their lives.
+  bool Ends(InstructionId id, const Instruction& at, BufferKind kind) const {
+    if (IsCompute(at.op) && last_step_.at({at.op, at.unit, at.call}) != id) {
+      return false;
+    }
     const std::pair<UnitId, int> call = {at.unit, at.call};
     switch (kind) {
       case BufferKind::kGathered:
@@ -76,7 +86,8 @@ class LastAccesses {
   }
 
  private:
-  std::set<std::pair<UnitId, int>> backward_;  // calls
+  std::map<std::tuple<OpCode, UnitId, int>, InstructionId> last_step_;  // of each pass
+  std::set<std::pair<UnitId, int>> backward_;                           // calls
   std::set<std::pair<UnitId, int>> recomputed_;
 };
 
@@ -109,7 +120,7 @@ class LifetimeScan {
       return Fault(at, "uses a buffer that is not alive: ", buffer);
     }
     lifetimes_[open_[buffer]].accesses.push_back(at);
-    if (last_.Ends(instruction, buffers_[buffer].kind)) {
+    if (last_.Ends(at, instruction, buffers_[buffer].kind)) {
       open_[buffer] = kClosed;
     }
     return absl::OkStatus();
@@ -268,7 +279,8 @@ std::string InstructionName(const StepProgram& program, InstructionId instructio
                       OpName(static_cast<OpLabel>(at.op)),
                       at.unit >= 0 ? absl::StrCat(" of unit ", at.unit.value()) : "",
                       at.group >= 0 ? absl::StrCat(" group ", at.group.value()) : "",
-                      at.call > 0 ? absl::StrCat(" call ", at.call) : "");
+                      at.call > 0 ? absl::StrCat(" call ", at.call) : "",
+                      at.segment >= 0 ? absl::StrCat(" segment ", at.segment.value()) : "");
 }
 
 }  // namespace ravel::plan

@@ -58,6 +58,8 @@ class BackwardUses {
     const UnitSpec& unit = inventory_.units[use.unit];
     use.op = OpCode::kBackward;
     use.remakes = !unit.remade.empty() && at != forward + 1;
+    use.steps = StepsOf(inventory_, use.unit, UnitPass::kBackward);
+    use.remake_steps = StepsOf(inventory_, use.unit, UnitPass::kRecompute);
     for (const GroupId group : use.needs) {
       if (Trains(group)) {
         use.gradients.push_back(GradientOf(group, use.unit, at));
@@ -95,17 +97,66 @@ class BackwardUses {
 
 }  // namespace
 
+std::vector<SegmentStep> StepsOf(const ModelInventory& inventory, UnitId unit, UnitPass pass) {
+  if (TensorRanks(inventory) == 1) {
+    return {SegmentStep()};
+  }
+  std::vector<SegmentStep> steps;
+  SegmentId at = 0;
+  for (const SegmentSpec& segment : SegmentsOf(inventory, unit, pass)) {
+    const bool alone = segment.move != SegmentMove::kNone;
+    if (alone || steps.empty() || steps.back().move != SegmentMove::kNone) {
+      steps.push_back({.first = at, .end = at, .move = segment.move});
+    }
+    steps.back().end = ++at;
+    steps.back().addend = steps.back().addend || segment.addend;
+  }
+  return steps;
+}
+
+std::vector<SegmentSpec> SegmentsOfStep(const ModelInventory& inventory, const Instruction& at) {
+  // The segments of a training forward are the first ones of an evaluation.
+  const UnitPass pass = at.op == OpCode::kBackward    ? UnitPass::kBackward
+                        : at.op == OpCode::kRecompute ? UnitPass::kRecompute
+                                                      : UnitPass::kEvaluate;
+  std::vector<SegmentSpec> segments = SegmentsOf(inventory, at.unit, pass);
+  std::vector<SegmentSpec> found;
+  for (const SegmentStep& step : StepsOf(inventory, at.unit, pass)) {
+    for (SegmentId id = step.first; step.first == at.segment && id < step.end; ++id) {
+      found.push_back(std::move(segments[static_cast<size_t>(id.value())]));
+    }
+  }
+  return found;
+}
+
+const SegmentStep* FindStep(const UnitUse& use, const Instruction& at) {
+  const std::vector<SegmentStep>& steps =
+      at.op == OpCode::kRecompute ? use.remake_steps : use.steps;
+  const auto found = std::find_if(steps.begin(), steps.end(), [&](const SegmentStep& step) {
+    return step.first == at.segment;
+  });
+  return found == steps.end() ? nullptr : &*found;
+}
+
+bool IsLastStep(const UnitUse& use, const Instruction& at) {
+  const std::vector<SegmentStep>& steps =
+      at.op == OpCode::kRecompute ? use.remake_steps : use.steps;
+  return !steps.empty() && steps.back().first == at.segment;
+}
+
 ModelUses UsesOf(const ModelInventory& inventory, const GroupLayouts& groups, bool trains) {
   const IdVector<UnitId, std::vector<GroupId>> needs = GroupsOfUnits(inventory, groups);
   ModelUses made;
   IdVector<UnitId, int> calls(inventory.units.size(), 0);
+  const UnitPass pass = trains ? UnitPass::kForward : UnitPass::kEvaluate;
   for (const UnitId unit : inventory.calls()) {
     made.uses.push_back({.op = OpCode::kForward,
                          .unit = unit,
                          .call = calls[unit]++,
                          .remakes = false,
                          .needs = needs[unit],
-                         .gradients = {}});
+                         .gradients = {},
+                         .steps = StepsOf(inventory, unit, pass)});
   }
   if (trains) {
     BackwardUses(inventory, groups, made).Add();

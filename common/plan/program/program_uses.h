@@ -7,10 +7,25 @@
 #include <vector>
 
 #include "common/model/model_inventory.h"
+#include "common/model/segments.h"
 #include "common/plan/layout/parameter_groups.h"
 #include "common/plan/program/step_program.h"
 
 namespace ravel::plan {
+
+// The part of a call that one instruction is: consecutive segments of the pass, or one with a move
+// between ranks of `tensor`. Without such moves a call is one step.
+struct SegmentStep {
+  SegmentId first = {};  // none: all segments of the pass, and `end` says nothing
+  SegmentId end = {};
+  SegmentMove move = SegmentMove::kNone;
+  bool addend = false;  // a segment of it writes the addend of a sum
+};
+std::vector<SegmentStep> StepsOf(const ModelInventory& inventory, UnitId unit, UnitPass pass);
+
+// The segments of a compute instruction that is a step of a pass, of training or, by its forward,
+// of an evaluation.
+std::vector<SegmentSpec> SegmentsOfStep(const ModelInventory& inventory, const Instruction& at);
 
 // One call of a unit.
 struct UnitUse {
@@ -20,6 +35,8 @@ struct UnitUse {
   bool remakes = false;               // kBackward: kRecompute comes first
   std::vector<GroupId> needs;         // whose weights it reads: its own, then borrowed ones
   std::vector<GradientId> gradients;  // kBackward
+  std::vector<SegmentStep> steps = {SegmentStep()};
+  std::vector<SegmentStep> remake_steps = {SegmentStep()};  // of kRecompute
 };
 
 // A gradient that one unit accumulates in one staging buffer over its backward calls. A group has
@@ -34,6 +51,11 @@ struct GradientCall {
   // chunk, and what is called twice adds to its first call.
   bool written_once = false;
 };
+
+// The step of a use that an instruction is, by its op and segment; nullptr: it is none.
+const SegmentStep* FindStep(const UnitUse& use, const Instruction& at);
+// True if no step of the call follows in the instruction's pass.
+bool IsLastStep(const UnitUse& use, const Instruction& at);
 
 struct ModelUses {
   std::vector<UnitUse> uses;

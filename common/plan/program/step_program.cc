@@ -90,6 +90,10 @@ const char* OpName(OpLabel label) {
       return "RefreshWeights";
     case OpLabel::kOffloadGradient:
       return "OffloadGradient";
+    case OpLabel::kTensorReduce:
+      return "TensorReduce";
+    case OpLabel::kTensorGather:
+      return "TensorGather";
   }
   return "unknown";
 }
@@ -190,6 +194,12 @@ const char* BufferKindName(BufferKind kind) {
       return "amax flags";
     case BufferKind::kLeaves:
       return "leaves";
+    case BufferKind::kAddend:
+      return "addends";
+    case BufferKind::kAddendReceive:
+      return "addend receive";
+    case BufferKind::kRows:
+      return "own rows";
   }
   return "unknown";
 }

@@ -73,8 +73,12 @@ enum class OpLabel : uint8_t {
   kAmaxReduce = 17,
   kRefreshWeights = 18,
   kOffloadGradient = 19,
+  // What logs and traces call a step of a unit with a move, and its collectives. Plans call it by
+  // its op, beside the segment.
+  kTensorReduce = 20,
+  kTensorGather = 21,
 };
-inline constexpr OpLabel kLastOpLabel = OpLabel::kOffloadGradient;
+inline constexpr OpLabel kLastOpLabel = OpLabel::kOffloadGradient;  // of plans
 
 // kDownload, kUpload: copies between a device and its host, of groups that the host updates.
 enum class StreamId : uint8_t {
@@ -119,8 +123,11 @@ enum class BufferKind : uint8_t {
                         // the histories of all slots
   kAmaxFlags = 22,      // by tensor, not 0: a gemm of this step has met an amax that was not finite
   kLeaves = 23,         // of a unit: sums of one lane's gradients over parts (tensor_parts.h)
+  kAddend = 24,         // this rank's addend of activations that ranks of `tensor` sum, fp32
+  kAddendReceive = 25,  // addends of other ranks, where they cannot be read in place
+  kRows = 26,           // what this rank gives to a gather of activations
 };
-inline constexpr BufferKind kLastBufferKind = BufferKind::kLeaves;
+inline constexpr BufferKind kLastBufferKind = BufferKind::kRows;
 
 // The memory of a buffer. kPrivate: this rank's memory. kSymmetric: this rank's memory, readable by
 // the ranks of the host at the same offset of their own block. kCommon: one block for all ranks of
@@ -198,6 +205,9 @@ struct Instruction {
   GroupId group = {};   // of the instructions on weights and gradients
   BufferId freed = {};  // kFree
   MoveId move = {};     // of a collective: of the plan's MoveTable
+  // Of a compute instruction that is a step of a pass (program_uses.h): its first segment. With a
+  // move it is also a collective.
+  SegmentId segment = {};
   // Every buffer that it reads or writes, each once (program_operands.h).
   std::vector<Operand> operands = {};
   // Instructions of the same program whose completion this one waits for, beyond the order of its
@@ -296,7 +306,7 @@ BufferId BufferOf(const Instruction& instruction, Role role);
 // All of a role, in order.
 std::vector<BufferId> BuffersOf(const Instruction& instruction, Role role);
 bool Touches(const Instruction& instruction, BufferId buffer);
-// kBackward: gradients already hold earlier micro-batches or calls.
+// kBackward: gradients already hold earlier micro-batches or calls, or segments of this one.
 bool Accumulates(const Instruction& instruction);
 
 const char* OpName(OpLabel label);

@@ -14,6 +14,7 @@
 
 #include "common/model/gemm_paths.h"
 #include "common/plan/layer_drop.h"
+#include "common/plan/program/program_uses.h"
 #include "common/plan/report/plan_report.h"
 
 namespace ravel::plan {
@@ -291,6 +292,18 @@ std::string BufferText(const ShardingPlan& plan, BufferId buffer) {
   return absl::StrFormat("%s @%d", plan.buffers[buffer].name, plan.memory.offsets[buffer]);
 }
 
+// " attention_norm attention", " mlp_residual over tensor" of a step of a pass.
+std::string StepText(const ShardingPlan& plan, const Instruction& at) {
+  std::string text;
+  if (at.segment < 0) {
+    return text;
+  }
+  for (const SegmentSpec& segment : SegmentsOfStep(plan.inventory, at)) {
+    absl::StrAppend(&text, " ", SegmentName(segment.kind));
+  }
+  return text + (at.move < 0 ? "" : absl::StrCat(" over ", kTensorAxis));
+}
+
 // What an instruction works on, besides its unit.
 std::string ObjectText(const ShardingPlan& plan, const Instruction& at) {
   switch (at.op) {
@@ -311,7 +324,7 @@ std::string ObjectText(const ShardingPlan& plan, const Instruction& at) {
           absl::StrAppend(&text, text.empty() ? "with " : ", with ", UnitName(plan, unit));
         }
       }
-      return text;
+      return text + StepText(plan, at);
     }
     case OpCode::kReduce:
       return at.call == 0 || !SumsLanes(plan.moves.moves[at.move]) ? ""
@@ -321,6 +334,7 @@ std::string ObjectText(const ShardingPlan& plan, const Instruction& at) {
     case OpCode::kOptimizerStep:
     case OpCode::kEndPhase:
     case OpCode::kRecompute:
+      return StepText(plan, at);
     case OpCode::kAccumulateGrad:
     case OpCode::kJoinGradients:
     case OpCode::kAmaxReduce:

@@ -151,6 +151,9 @@ MemoryCategory CategoryOf(BufferKind kind) {
     case BufferKind::kSaved:
     case BufferKind::kRemade:
     case BufferKind::kShared:
+    case BufferKind::kAddend:
+    case BufferKind::kAddendReceive:
+    case BufferKind::kRows:
       return MemoryCategory::kActivations;
     case BufferKind::kWorkspace:
       return MemoryCategory::kWorkspace;

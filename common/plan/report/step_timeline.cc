@@ -12,6 +12,7 @@
 
 #include "common/model/tensor_cuts.h"
 #include "common/plan/plan_pieces.h"
+#include "common/plan/program/program_uses.h"
 #include "common/plan/report/wire_table.h"
 #include "common/signed_size.h"
 
@@ -30,9 +31,9 @@ class Durations {
     switch (at.op) {
       case OpCode::kForward:
       case OpCode::kRecompute:
-        return UnitSeconds(at.unit, 1);
+        return at.segment < 0 ? UnitSeconds(at.unit, 1) : StepSeconds(at, 1);
       case OpCode::kBackward:
-        return UnitSeconds(at.unit, 2);
+        return at.segment < 0 ? UnitSeconds(at.unit, 2) : StepSeconds(at, 2);
       case OpCode::kGather:
       case OpCode::kReduce:
         return CollectiveSeconds(at);
@@ -74,13 +75,45 @@ class Durations {
     if (spec.kind == UnitKind::kEmbedding) {
       flops = 0;
     } else if (spec.kind == UnitKind::kLayer) {
-      const ModelConfig& config = plan_.inventory.config;
-      flops += 2 * tokens * static_cast<double>(plan_.micro_batch.sequence_tokens) *
-               static_cast<double>(config.num_attention_heads * config.head_dim) /
-               static_cast<double>(plan_.inventory.cut.degree);
+      flops += AttentionFlops();
     }
     const double used = spec.optional ? 1 - plan_.options.layer_drop : 1;
     return used * (kComputeSeconds + passes * flops / device_.flops);
+  }
+
+  // A step of a pass that ranks of the tensor axis share, and its move.
+  double StepSeconds(const Instruction& at, double passes) const {
+    const auto tokens =
+        static_cast<double>(plan_.micro_batch.sequences * plan_.micro_batch.sequence_tokens);
+    double flops = 0;
+    for (const SegmentSpec& segment : SegmentsOfStep(plan_.inventory, at)) {
+      int64_t elements = 0;
+      for (const TensorId tensor : segment.weights) {
+        elements += ElementCount(plan_.inventory.tensors[tensor].shape);
+      }
+      flops += segment.kind == SegmentKind::kTable ? 0
+                                                   : 2 * tokens * static_cast<double>(elements) /
+                                                         static_cast<double>(LossChunksOf(segment));
+      flops += segment.kind == SegmentKind::kAttention ? AttentionFlops() : 0;
+    }
+    const UnitSpec& spec = plan_.inventory.units[at.unit];
+    const double used = spec.optional ? 1 - plan_.options.layer_drop : 1;
+    const auto ranks = static_cast<double>(TensorRanks(plan_.inventory));
+    return used * (kComputeSeconds + passes * flops / ranks / device_.flops +
+                   (at.move < 0 ? 0 : CollectiveSeconds(at)));
+  }
+  int64_t LossChunksOf(const SegmentSpec& segment) const {
+    const bool chunk =
+        segment.kind == SegmentKind::kLossStatistics || segment.kind == SegmentKind::kLossOfChunk;
+    return chunk ? LossChunks(plan_.inventory, plan_.inventory.units.back()) : 1;
+  }
+  // Causal.
+  double AttentionFlops() const {
+    const ModelConfig& config = plan_.inventory.config;
+    const auto tokens =
+        static_cast<double>(plan_.micro_batch.sequences * plan_.micro_batch.sequence_tokens);
+    return 2 * tokens * static_cast<double>(plan_.micro_batch.sequence_tokens) *
+           static_cast<double>(config.num_attention_heads * config.head_dim);
   }
 
   double CollectiveSeconds(const Instruction& at) const {

@@ -15,6 +15,7 @@ WireBytes& WireBytes::operator+=(const WireBytes& other) {
   reduces += other.reduces;
   outer_gathers += other.outer_gathers;
   outer_reduces += other.outer_reduces;
+  tensor += other.tensor;
   return *this;
 }
 
@@ -22,14 +23,53 @@ WireBytes WireBytes::operator*(int64_t times) const {
   return {.gathers = gathers * times,
           .reduces = reduces * times,
           .outer_gathers = outer_gathers * times,
-          .outer_reduces = outer_reduces * times};
+          .outer_reduces = outer_reduces * times,
+          .tensor = tensor * times};
 }
 
 bool RoundsGradients(const ShardingPlan& plan) {
   return plan.options.gradient_wire == WireType::kBF16 && !plan.lanes.blocks;
 }
 
+namespace {
+
+// An exchange of the addends' own rows, and the rows of others; or these alone.
+int64_t ActivationBytes(const ShardingPlan& plan, const Instruction& at) {
+  const ModelInventory& inventory = plan.inventory;
+  int64_t bytes = 0;
+  if (at.move == plan.moves.activation_sum) {
+    bytes = AddendElements(inventory) *
+            (DTypeBytes(DType::kF32) + DTypeBytes(plan.options.weight_type));
+  } else if (const ActivationSpec* statistics =
+                 FindActivation(inventory.units[at.unit].workspace, "vocabulary");
+             statistics != nullptr) {
+    bytes = ElementCount(statistics->shape) * DTypeBytes(statistics->dtype);
+  }
+  return bytes / TensorRanks(inventory) * (TensorRanks(inventory) - 1);
+}
+
+// visit(program, contributors, times) for the programs of a step.
+template <typename Visit>
+void ForEachRun(const ShardingPlan& plan, const Visit& visit) {
+  // Runs of each program in a step, by number of contributors: few pairs, however many turns.
+  std::map<std::pair<const StepProgram*, int64_t>, int64_t> runs;
+  const LaneMap inner = plan.lanes.Inner();
+  for (int64_t index = 0; index < plan.lanes.programs(); ++index) {
+    const StepSlot slot = SlotOf(plan.lanes, index);
+    ++runs[{&plan.program(slot.phase, slot.part),
+            inner.LaneCount(plan.lanes.blocks ? 0 : slot.turn)}];
+  }
+  for (const auto& [run, times] : runs) {
+    visit(*run.first, run.second, times);
+  }
+}
+
+}  // namespace
+
 int64_t ReceivedBytes(const ShardingPlan& plan, const Instruction& at, int64_t contributors) {
+  if (IsCompute(at.op) && at.move >= 0) {
+    return ActivationBytes(plan, at);
+  }
   if (at.group < 0 || !IsCollective(at.op)) {
     return 0;
   }
@@ -45,6 +85,10 @@ int64_t ReceivedBytes(const ShardingPlan& plan, const Instruction& at, int64_t c
 
 WireBytes WireOf(const ShardingPlan& plan, const Instruction& at, int64_t contributors) {
   WireBytes wire;
+  if (IsCompute(at.op) && at.move >= 0) {
+    wire.tensor = ActivationBytes(plan, at);
+    return wire;
+  }
   if (at.group < 0 || !IsCollective(at.op)) {
     return wire;
   }
@@ -62,22 +106,14 @@ WireBytes WireOf(const ShardingPlan& plan, const Instruction& at, int64_t contri
 }
 
 IdVector<GroupId, WireBytes> WireTable(const ShardingPlan& plan) {
-  // Runs of each program in a step, by number of contributors: few pairs, however many turns.
-  std::map<std::pair<const StepProgram*, int64_t>, int64_t> runs;
-  const LaneMap inner = plan.lanes.Inner();
-  for (int64_t index = 0; index < plan.lanes.programs(); ++index) {
-    const StepSlot slot = SlotOf(plan.lanes, index);
-    ++runs[{&plan.program(slot.phase, slot.part),
-            inner.LaneCount(plan.lanes.blocks ? 0 : slot.turn)}];
-  }
   IdVector<GroupId, WireBytes> table(plan.groups.size());
-  for (const auto& [run, times] : runs) {
-    for (const Instruction& at : run.first->instructions) {
+  ForEachRun(plan, [&](const StepProgram& program, int64_t contributors, int64_t times) {
+    for (const Instruction& at : program.instructions) {
       if (at.group >= 0) {
-        table[at.group] += WireOf(plan, at, run.second) * times;
+        table[at.group] += WireOf(plan, at, contributors) * times;
       }
     }
-  }
+  });
   return table;
 }
 
@@ -121,6 +157,15 @@ WireBytes StepWire(const ShardingPlan& plan) {
   WireBytes sum;
   for (const WireBytes& group : WireTable(plan)) {
     sum += group;
+  }
+  if (TensorRanks(plan.inventory) > 1) {
+    ForEachRun(plan, [&](const StepProgram& program, int64_t contributors, int64_t times) {
+      for (const Instruction& at : program.instructions) {
+        if (IsCompute(at.op)) {
+          sum += WireOf(plan, at, contributors) * times;
+        }
+      }
+    });
   }
   return sum;
 }

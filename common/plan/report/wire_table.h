@@ -18,7 +18,8 @@ struct WireBytes {
   int64_t outer_reduces = 0;  // gradients over the replicate axis
   int64_t shard() const { return gathers + reduces; }
   int64_t replicate() const { return outer_gathers + outer_reduces; }
-  int64_t total() const { return shard() + replicate(); }
+  int64_t tensor = 0;  // activations over the tensor axis
+  int64_t total() const { return shard() + replicate() + tensor; }
   WireBytes& operator+=(const WireBytes& other);
   WireBytes operator*(int64_t times) const;
   bool operator==(const WireBytes&) const = default;
@@ -31,15 +32,17 @@ bool RoundsGradients(const ShardingPlan& plan);
 // show: between ranks that read each other's memory it is more than what a bf16 wire saves.
 int64_t RoundedInPlaceBytes(const ShardingPlan& plan);
 
-// Bytes that a collective on a group receives from other ranks, in place or not, when
-// `contributors` ranks of the replica have a gradient; 0 for all other instructions.
+// Bytes that a collective on a group, or the move of a step of a unit, receives from other ranks,
+// in place or not, when `contributors` ranks of the replica have a gradient; 0 for all other
+// instructions.
 int64_t ReceivedBytes(const ShardingPlan& plan, const Instruction& at, int64_t contributors);
 // The bytes that do move: of one run of an instruction when `contributors` ranks of the replica
 // have a gradient.
 WireBytes WireOf(const ShardingPlan& plan, const Instruction& instruction, int64_t contributors);
-// Bytes of one step by group, for a rank that has a lane in every turn.
+// Bytes of one step by group, for a rank that has a lane in every turn; without activations, which
+// are of no group.
 IdVector<GroupId, WireBytes> WireTable(const ShardingPlan& plan);
-// Bytes of one step, all groups.
+// Bytes of one step, all groups and activations.
 WireBytes StepWire(const ShardingPlan& plan);
 
 // Bytes of activations that a rank reads from others of its tensor group in one step, 0 without

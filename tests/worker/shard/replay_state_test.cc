@@ -93,6 +93,8 @@ class Player {
         state_.EndRefresh(i.group);
         return absl::OkStatus();
       case OpLabel::kDecideStep:
+      case OpLabel::kTensorReduce:  // of logs alone
+      case OpLabel::kTensorGather:
         return absl::OkStatus();
       case OpLabel::kEndPhase:
         return state_.EndPhase();

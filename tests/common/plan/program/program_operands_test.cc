@@ -95,9 +95,7 @@ class OperandReference {
       case OpLabel::kRefreshWeights:
         AddRefreshed(at.group);
         break;
-      case OpLabel::kFree:
-      case OpLabel::kDecideStep:
-      case OpLabel::kEndPhase:
+      default:  // kFree, kDecideStep, kEndPhase; labels of logs alone
         break;
     }
     return touched_;

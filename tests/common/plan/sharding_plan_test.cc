@@ -213,7 +213,7 @@ TEST(Plan, ImpossibleRequestsNameTheField) {
        [](JobSpec& s) {
          s.tensor_parts = 2;
          s.compute = ComputeType::kBF16;
-         s.recipe.recipe = Recipe::kFp8Block;
+         s.recipe.recipe = Recipe::kFloat8Block;
        },
        "determinism.tensorParts"},
       {"length", [](JobSpec& s) { s.data.sequence_length = 1 << 20; }, "data.sequenceLength"},

@@ -15,7 +15,7 @@ namespace ravel::ckpt {
 inline constexpr std::string_view kManifestFile = "manifest.pb";
 inline constexpr std::string_view kCommitFile = "COMMIT";
 inline constexpr std::string_view kDeletedFile =
-    "DELETED";  // what COMMIT becomes when a step is withdrawn
+    "DELETED";  // beside COMMIT once the step is withdrawn
 inline constexpr std::string_view kSealsFolder = "seals";
 inline constexpr std::string_view kModelFolder = "model";
 inline constexpr std::string_view kOptimizerFolder = "optim";

@@ -7,4 +7,4 @@ if [[ ! -x $venv/bin/moto_server ]]; then
   python3 -m venv "$venv"
   "$venv/bin/pip" install --quiet 'moto[server,s3]>=5,<6'
 fi
-"$venv/bin/moto_server" --version
+"$venv/bin/pip" show moto | sed -n "s/^Version: /moto /p"

@@ -15,7 +15,7 @@ namespace {
 
 using ::testing::HasSubstr;
 
-constexpr MicroBatchShape kShape = {.sequences = 2, .sequence_tokens = 16};
+constexpr MicroBatchShape kCutsShape = {.sequences = 2, .sequence_tokens = 16};
 
 ModelConfig Model(ArchitectureKind kind, int64_t heads = 8, int64_t key_heads = 4) {
   ModelConfig config = ArchitectureOf(kind).defaults;
@@ -31,7 +31,7 @@ ModelConfig Model(ArchitectureKind kind, int64_t heads = 8, int64_t key_heads = 
 }
 
 ModelInventory Cut(const ModelConfig& config, const TensorCut& axis) {
-  return BuildInventory(config, kShape, RecomputePolicy::kNone, axis);
+  return BuildInventory(config, kCutsShape, RecomputePolicy::kNone, axis);
 }
 
 const TensorSpec& Find(const ModelInventory& inventory, const std::string& name) {
@@ -139,7 +139,7 @@ TEST(TensorCuts, KeptActivationsOfALayer) {
     for (const ActivationSpec& spec : inventory.units[UnitId(1)].saved) {
       elements += spec.shape.size() > 1 && spec.name != "lse" ? ElementCount(spec.shape) : 0;
     }
-    return elements / (kShape.sequences * kShape.sequence_tokens);
+    return elements / (kCutsShape.sequences * kCutsShape.sequence_tokens);
   };
   EXPECT_EQ(kept(1, false), 55296);
   EXPECT_EQ(kept(2, false), 35840);

@@ -412,7 +412,8 @@ TEST(PlanProto, EveryFieldOfAProgramIsKnown) {
   const ShardingPlan plan = testing::PlanOf(testing::Llama(64, 2, 96, 257), 3, 4, false);
   const std::vector<StepProgram>& programs = plan.programs;
   const auto& [phase, part, live_at_start, live_at_end, instructions] = programs.front();
-  const auto& [op, stream, unit, call, group, freed, move, operands, waits] = instructions.front();
+  const auto& [op, stream, unit, call, group, freed, move, segment, operands, waits] =
+      instructions.front();
   EXPECT_NE(phase, Phase::kEval);
   EXPECT_EQ(call, 0);
 }

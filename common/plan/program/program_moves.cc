@@ -41,7 +41,8 @@ class TableMaker {
  private:
   // Over the tensor axis, in the stream of the products that they are between.
   absl::Status AddActivations() {
-    if (request_.mesh.AxisSize(kTensorAxis) == 1) {
+    // A tensor alone, whose moves are only looked at, has no activations.
+    if (request_.mesh.AxisSize(kTensorAxis) == 1 || request_.inventory.units.empty()) {
       return absl::OkStatus();
     }
     const ActivationSpec* spec = FindActivation(request_.inventory.shared, "hidden");

@@ -285,7 +285,7 @@ INSTANTIATE_TEST_SUITE_P(
             "tensor groups (parallelism.replicas times parallelism.tensor), got 3\n"},
         Bad{"TensorIsAPowerOfTwo",
             {.parallelism = "tensor: 3"},
-            "spec.parallelism.tensor: expected a power of two up to 256, got 3\n"},
+            "spec.parallelism.tensor: expected a power of two up to 16, got 3\n"},
         Bad{"TensorAndHeads",
             {.parallelism = "tensor: 8", .elastic = "", .count = "8"},
             "spec.parallelism.tensor: expected a divisor of the 4 heads, got 8\n"},

@@ -54,7 +54,7 @@ testing::SavedWorld LlamaWorld(bool tied, DType moments = DType::kF32, int64_t t
       plan::BuildInventory(config,
                            {.sequences = 1, .sequence_tokens = 8},
                            plan::RecomputePolicy::kNone,
-                           {.ranks = tensor_ranks, .parts = tensor_ranks});
+                           {.parts = tensor_ranks, .degree = tensor_ranks});
   testing::SavedWorld saved =
       tensor_ranks > 1 ? testing::SaveOf(testing::CutWorld(inventory, 2, tensor_ranks), 1, moments)
                        : testing::MakeWorld(inventory, 3, 1, moments);

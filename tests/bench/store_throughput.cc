@@ -48,15 +48,16 @@ absl::Status Run(const std::string& url, int64_t bytes) {
     block[i] = static_cast<std::byte>(i * 2654435761u >> 13);
   }
   Taken write;
-  RETURN_IF_ERROR(Measure(write, [&]() -> absl::Status {
+  const absl::Status written = Measure(write, [&]() -> absl::Status {
     ASSIGN_OR_RETURN(const auto writer, store->Create("throughput", bytes));
     for (int64_t at = 0; at < bytes; at += kBlockBytes) {
       RETURN_IF_ERROR(writer->Append(block));
     }
     return writer->Finish();
-  }));
+  });
+  RETURN_IF_ERROR(written);
   Taken read;
-  RETURN_IF_ERROR(Measure(read, [&]() -> absl::Status {
+  const absl::Status came_back = Measure(read, [&]() -> absl::Status {
     ASSIGN_OR_RETURN(const auto reader, store->Open("throughput"));
     std::vector<std::byte> found(block.size());
     for (int64_t at = 0; at < bytes; at += kBlockBytes) {
@@ -66,7 +67,8 @@ absl::Status Run(const std::string& url, int64_t bytes) {
       }
     }
     return absl::OkStatus();
-  }));
+  });
+  RETURN_IF_ERROR(came_back);
   const double megabytes = static_cast<double>(bytes) / 1e6;
   std::printf(
       "{\"write_mb_s\": %.1f, \"write_cpu_s_gb\": %.3f, \"read_mb_s\": %.1f, "

@@ -150,13 +150,17 @@ plan::ShardingPlan CutPlan(int64_t shards) {
   plan::ShardingPlan plan;
   plan.ranks = 2 * shards;
   plan.mesh = *plan::Mesh::Create({{plan::kShardAxis, shards}, {plan::kTensorAxis, 2}});
+  plan.inventory.cut = {.parts = 2, .degree = 2};
+  plan.inventory.units.emplace_back().kind = plan::UnitKind::kLayer;
   const std::vector<Shape> shapes = {{13, 6}, {16, 5}, {300}};
   std::vector<plan::LayoutItem> items;
   for (size_t i = 0; i < shapes.size(); ++i) {
     plan::TensorSpec tensor;
     tensor.name = std::string(1, static_cast<char>('a' + i));
+    tensor.name += i == 0 ? ".self_attn.o_proj.weight" : "";  // of a row layer: blocks of columns
     tensor.shape = shapes[i];
     tensor.site = static_cast<uint32_t>(i);
+    tensor.unit = 0;
     tensor.cut = {.dim = i == 2 ? -1 : 1 - static_cast<int>(i), .ranks = 2};
     const int64_t elements = ElementCount(tensor.shape) / (i == 2 ? 1 : 2);
     items.push_back({.name = tensor.name,

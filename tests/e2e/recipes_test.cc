@@ -81,7 +81,8 @@ TEST_F(RecipesTest, AKilledWorkerChangesNoBit) {
     const absl::StatusOr<std::vector<StepRow>> history = cluster_->Metrics(name);
     ASSERT_TRUE(history.ok()) << history.status();
     EXPECT_EQ(FirstDifference(*history, *whole), "") << recipe;
-    EXPECT_GT(history->back().epoch, history->front().epoch) << "the kill came too late";
+    // A kill before the first commit, on a busy machine, begins the history anew.
+    EXPECT_GT(history->back().epoch, 1) << "the kill came too late";
   }
 }
 

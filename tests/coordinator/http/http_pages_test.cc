@@ -82,6 +82,16 @@ TEST(MetricsPageTest, WhatIsNotKnownIsNotThere) {
   EXPECT_THAT(page, Not(HasSubstr("ravel_goodput_ratio{")));
 }
 
+TEST(MetricsPageTest, EndsOfCertificatesAreThereWhereThereAreCertificates) {
+  EXPECT_THAT(MetricsPage({}, {}), Not(HasSubstr("\nravel_certificate_end_time_seconds{")));
+  ProcessMetrics process;
+  process.server_certificate_end = 1'800'000'000;
+  process.authority_end = 2'100'000'000;
+  const std::string page = MetricsPage({}, process);
+  EXPECT_EQ(SampleOf(page, "ravel_certificate_end_time_seconds{of=\"server\"}"), 1.8e9);
+  EXPECT_EQ(SampleOf(page, "ravel_certificate_end_time_seconds{of=\"authority\"}"), 2.1e9);
+}
+
 TEST(BoundedCountsTest, WordsBeyondTheLimitAreOneWord) {
   BoundedCounts counts;
   for (int i = 0; i < 1000; ++i) {

@@ -16,7 +16,7 @@ namespace {
 
 json::Value WireJson(const plan::WireBytes& wire, const plan::TensorWire& tensor = {}) {
   json::Value out;
-  out.Set("total", wire.total() + tensor.total());
+  out.Set("total", wire.shard() + wire.replicate() + tensor.total());
   json::Value shard;
   shard.Set("gathers", wire.gathers).Set("reduces", wire.reduces);
   json::Value replicate;

@@ -33,7 +33,7 @@ void AddWire(const ShardingPlan& plan, std::string& text) {
   const TensorWire tensor = StepTensorWire(plan);
   absl::StrAppendFormat(&text,
                         "wire per rank and step: %s; shard axis: gathers %s, reduces %s",
-                        BytesText(wire.total() + tensor.total()),
+                        BytesText(wire.shard() + wire.replicate() + tensor.total()),
                         BytesText(wire.gathers),
                         BytesText(wire.reduces));
   if (plan.lanes.replicas > 1) {

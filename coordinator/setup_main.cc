@@ -40,7 +40,7 @@ int Init(const InitOrder& order) {
   return 0;
 }
 
-// What is in force in the state directory now.
+// Prints the authorities that are in force in the state directory now.
 int Show(const std::string& state_dir) {
   const absl::StatusOr<AuthorityFiles> files = LoadAuthorityFiles(state_dir);
   if (!files.ok()) {

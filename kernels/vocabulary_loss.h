@@ -17,7 +17,7 @@ namespace ravel::kernels {
 // statistics: fp32 [3 blocks, tokens], contiguous, rows 3b, 3b + 1, 3b + 2 for block b: m_b; s_b,
 // then e^(m_b - M) / S; the target's logit, or -0 where it is another block's.
 
-// Of one block: fills its three rows. What it leaves in `logits` is for VocabularyGradient alone.
+// Fills the three rows of one block. It leaves in `logits` what VocabularyGradient alone reads.
 struct VocabularyStatisticsArgs {
   TensorView logits;      // [tokens, rows of the block], fp32, bf16 or fp16
   TensorView targets;     // [tokens] i32
@@ -26,7 +26,7 @@ struct VocabularyStatisticsArgs {
 };
 void VocabularyStatistics(Stream& stream, const VocabularyStatisticsArgs& args);
 
-// Of all blocks, a power of two of them, at most 16: losses, and each block's factor.
+// Losses, and each block's factor, from all blocks: a power of two of them, at most 16.
 struct VocabularyLossArgs {
   TensorView statistics;
   TensorView targets;
@@ -35,7 +35,7 @@ struct VocabularyLossArgs {
 };
 void VocabularyLoss(Stream& stream, const VocabularyLossArgs& args);
 
-// Of one block, after VocabularyLoss: what VocabularyStatistics left in `logits` becomes the
+// Turns what VocabularyStatistics left in `logits` of one block, after VocabularyLoss, into the
 // gradient of the sum of losses times loss_scale (a power of two; 1 but for fp16).
 struct VocabularyGradientArgs {
   TensorView logits;

@@ -1,6 +1,6 @@
 #pragma once
 
-// How the `tensor` axis of a mesh cuts one tensor.
+// Cuts of one tensor by the `tensor` axis of a mesh.
 
 #include <array>
 #include <cstdint>
@@ -15,14 +15,14 @@ struct DimensionCut {
   // itself: q|k|v of one matrix. Zeros: one part. In a buffer the rank's share of the first part
   // comes before that of the second: each is a matrix of its own.
   std::array<int64_t, 4> parts = {};
-  // Of the dimension, that a rank has: the last ranks have less or nothing. 0: Chunk, which is even
-  // but for a rest. Vocabularies are cut in P blocks of rows, of which a rank has P / T.
+  // Elements of the dimension on a rank; the last ranks have less or nothing. 0: Chunk, which is
+  // even but for a rest. Vocabularies are cut in P blocks of rows, of which a rank has P / T.
   int64_t chunk = 0;
-  // What is never cut: heads along the dimension. 0: any element may be a border.
+  // Heads along the dimension: a head is never cut. 0: any element may be a border.
   int64_t heads = 0;
   // Ranks that follow each other and have the same: of heads that are fewer than T.
   int64_t copies = 1;
-  // Of the gradient each rank that has the same makes an addend. False: they make the same.
+  // Ranks with the same elements make addends of their gradient. False: they make the same.
   bool partial_gradient = false;
   bool operator==(const DimensionCut&) const = default;
 

@@ -104,7 +104,7 @@ struct LinearArgs {
   std::vector<int64_t> heads = {};  // of each part, or none
 };
 
-// Of the outputs of name i, which lie along dimension `dim`.
+// The cut of the outputs of name i, which lie along dimension `dim`.
 DimensionCut ColumnCut(const ModelInventory& inventory, const LinearArgs& args, size_t i, int dim) {
   DimensionCut cut = {.dim = dim};
   const bool fused = args.names.names.size() != args.outputs.size();

@@ -1,5 +1,5 @@
-// What each segment touches, by the names of model_activations. Two facts decide where an
-// activation lies: whether the recompute policy keeps it, and whether the pass comes before the
+// Activations that each segment touches, by the names of model_activations. Two facts decide where
+// an activation lies: whether the recompute policy keeps it, and whether the pass comes before the
 // recomputation, when what it will make again lies in an area of the workspace.
 
 #include "common/model/segments.h"

@@ -43,8 +43,8 @@ const char* UnitPassName(UnitPass pass);
 // The list of activations of a unit, or of all units (kShared), that a name is looked up in.
 enum class ActivationList : uint8_t { kSaved = 1, kRemade = 2, kWorkspace = 3, kShared = 4 };
 
-// What a segment does to an activation. Neither: it is overwritten before it is read, and nothing
-// after the segment reads it.
+// A segment's use of an activation. Neither read nor written: it is overwritten before it is read,
+// and nothing after the segment reads it.
 struct SegmentUse {
   ActivationList list = ActivationList::kShared;
   std::string name;  // of the ActivationSpec
@@ -53,7 +53,7 @@ struct SegmentUse {
   bool operator==(const SegmentUse&) const = default;
 };
 
-// What ranks of the tensor axis do around a segment.
+// Moves that ranks of the tensor axis make around a segment.
 enum class SegmentMove : uint8_t {
   kNone = 0,
   // Before it the addends of all ranks can be read, the segment sums its own tokens into

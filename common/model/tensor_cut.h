@@ -1,6 +1,6 @@
 #pragma once
 
-// How a `tensor` axis, or an order of sums that does not depend on one, cuts a model: P parts, of
+// The cut of a model by a `tensor` axis, or by an order of sums that depends on none: P parts, of
 // which each of `degree` ranks has an aligned block. Sums that a rank could cut are trees over the
 // parts, so that every degree up to P gives the same bits. Pure.
 
@@ -27,7 +27,7 @@ struct TensorCut {
   bool operator==(const TensorCut&) const = default;
 };
 
-// What a rank has of a model.
+// Sizes of a rank's share of a model.
 struct LocalSizes {
   int64_t query_heads = 0;
   int64_t kv_heads = 0;

@@ -1,6 +1,6 @@
 #pragma once
 
-// What the tensor axis leaves of a tensor on a rank, and whether it can cut a model at all. Pure.
+// A rank's share of a tensor under the tensor axis, and the check that a model can be cut. Pure.
 
 #include <cstdint>
 
@@ -20,7 +20,7 @@ int64_t ItemElements(const TensorSpec& tensor);
 DimensionCut CutInto(DimensionCut cut, int64_t ranks);
 // Rows of a vocabulary in each of `parts` blocks, the last ones shorter or empty.
 int64_t VocabularyBlockRows(int64_t vocabulary, int64_t parts);
-// Of the token table and the head.
+// The cut of the token table and the head.
 DimensionCut VocabularyCut(int64_t vocabulary, const TensorCut& axis);
 
 // Checks the axis alone, which BuildInventory needs: T and P are powers of two, T divides P, and

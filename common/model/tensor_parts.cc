@@ -26,7 +26,7 @@ absl::Status Refuse(std::string expected, int64_t parts) {
   return FieldRefusal(kField, std::move(expected), absl::StrCat(parts));
 }
 
-// How many leaves a tensor's gradient has, and the elements of each.
+// Leaves of a tensor's gradient: their number, and the elements of each.
 struct LeafShape {
   int64_t count = 1;
   int64_t elements = 0;

@@ -218,7 +218,7 @@ ProgramRequest RequestOf(const ShardingPlan& plan) {
           .options = plan.options};
 }
 
-// What is trained and how, without memory that depends on the devices.
+// Adds the model and the order of its sums, without memory that depends on the devices.
 absl::Status AddInventory(const JobSpec& spec,
                           const ModelConfig& config,
                           GemmPath path,

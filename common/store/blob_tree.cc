@@ -334,7 +334,7 @@ absl::Status BlobTree::Withdraw(std::string_view path) {
     RETURN_IF_ERROR(blobs_->Head(Key(place)).status());
     return blobs_->Delete(Key(place));
   }
-  // What was published into it, itself, and its name last.
+  // Links that were published into it go first, then its own blobs, and its name last.
   for (const auto& [name, target] : links) {
     if (IsBelow(name, path)) {
       RETURN_IF_ERROR(DeleteAll(target));

@@ -46,7 +46,7 @@ class BlobTree : public ObjectStore {
   std::string Key(std::string_view path) const { return JoinPath(prefix_, path); }
   std::string LinkKey(std::string_view name) const;
   absl::StatusOr<Links> LoadLinks() const;
-  // Where a path's objects lie; NotFound for a folder that has another name now.
+  // The place of a path's objects; NotFound for a folder that has another name now.
   absl::StatusOr<std::string> Resolve(const Links& links, std::string_view path) const;
   absl::StatusOr<bool> IsFolder(const Links& links, std::string_view path) const;
   absl::Status CheckParent(const Links& links, std::string_view path) const;

@@ -170,7 +170,7 @@ class PosixReader : public FileReader {
   std::string path_;
 };
 
-// What was never finished in a folder.
+// Removes files of a folder that were never finished.
 absl::Status RemoveParts(const std::string& folder) {
   const std::unique_ptr<DIR, int (*)(DIR*)> stream(::opendir(folder.c_str()), &::closedir);
   if (stream == nullptr) {

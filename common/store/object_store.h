@@ -70,9 +70,9 @@ class ObjectStore {
   virtual absl::StatusOr<std::vector<ListedEntry>> List(std::string_view directory) const = 0;
   // Creates one folder, durably; one that exists is fine. A store without folders does nothing.
   virtual absl::Status MakeDirectory(std::string_view path) = 0;
-  // What is `from`, a file or a folder with all in it, is `to` from now on: atomic, and durable
-  // when it returns. AlreadyExists when `to` exists, NotFound without `from`; nothing has changed
-  // then, and what is there as `to` is durable.
+  // Renames `from`, a file or a folder with all in it, to `to`: atomic, and durable when it
+  // returns. AlreadyExists when `to` exists, NotFound without `from`; nothing has changed then, and
+  // an existing `to` is durable.
   virtual absl::Status PublishIfAbsent(std::string_view from, std::string_view to) = 0;
   // Removes a file, or a folder with all in it, durably; NotFound when there is none. A folder goes
   // in the order of names; cut off in the middle, the rest stays.

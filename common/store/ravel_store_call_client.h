@@ -1,7 +1,7 @@
 #pragma once
 
-// What every call of the client of ravel-store shares: the address, the process's channels and
-// identity, pauses and repetitions. Only ravel_store_client.cc includes it. Thread-safe.
+// State that every call of the client of ravel-store shares: the address, the process's channels
+// and identity, pauses and repetitions. Only ravel_store_client.cc includes it. Thread-safe.
 
 #include <algorithm>
 #include <chrono>
@@ -41,7 +41,7 @@ class Backoff {
   std::chrono::milliseconds longest_{20};
 };
 
-// Where a store is, and what is below it. Immutable.
+// The place of a store, and the folder in it. Immutable.
 struct StoreAddress {
   HostPort host;
   std::string target;  // HOST:PORT

@@ -219,8 +219,8 @@ class RemoteWriter : public FileWriter {
     return block.offset() + static_cast<int64_t>(block.data().size());
   }
 
-  // Of one that the store or the network has ended. gRPC tells the status only when all that has
-  // arrived is read.
+  // The status of a stream that the store or the network has ended. gRPC tells it only when all
+  // that has arrived is read.
   absl::Status EndOfStream() {
     while (ReadReply()) {
     }
@@ -291,7 +291,7 @@ class RemoteWriter : public FileWriter {
     }
   }
 
-  // What the store has of the upload.
+  // Asks how much of the upload the store has.
   absl::Status Look() {
     v1::StoreStatWriteRequest request;
     request.set_path(address_->Path(path_));

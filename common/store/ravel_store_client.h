@@ -18,7 +18,7 @@ namespace ravel::store {
 
 inline constexpr std::string_view kRavelScheme = "ravel://";
 
-// Who this process is towards stores, as PEM.
+// This process's identity towards stores, as PEM.
 struct StoreIdentity {
   std::string authority;
   std::string certificate;
@@ -32,7 +32,7 @@ using StoreIdentitySource = std::function<absl::StatusOr<std::optional<StoreIden
 void SetStoreIdentitySource(StoreIdentitySource source);
 
 struct RavelStoreOptions {
-  // How long one small call is tried, and how long a file's write or read may stand still.
+  // Limits: of one small call with its repetitions, and of a write or read that stands still.
   std::chrono::milliseconds call_time = std::chrono::seconds(20);
   std::chrono::milliseconds stall_time = std::chrono::seconds(60);
 };

@@ -27,7 +27,7 @@ namespace {
 constexpr int64_t kDayMs = int64_t{24} * 3600 * 1000;
 constexpr int64_t kAuthorityMs = 3650 * kDayMs;
 constexpr int64_t kServerMs = 90 * kDayMs;
-// Of users' certificates, the longest of all.
+// The life of users' certificates, the longest of all.
 constexpr int64_t kLongestMs = 90 * kDayMs;
 // Clocks of hosts differ: a certificate is good a little before it was made.
 constexpr int64_t kBackdateMs = 300'000;

@@ -1,7 +1,7 @@
 #pragma once
 
-// How often one identity may call: a bucket of tokens each, so that a script in a loop costs its
-// owner and nobody else.
+// Limits the calls of one identity: each has a bucket of tokens, so that a script in a loop costs
+// its owner and nobody else.
 
 #include <cstddef>
 #include <cstdint>

@@ -18,9 +18,9 @@ struct CheckpointExportOptions {
   // Quantized weights as the codes that were trained with, with scales beside them and a
   // quantization_config; other tensors as `dtype`.
   bool quantized = false;
-  // Of quantized weights with one scale: that is NAME_scale, which vLLM reads, in place of
-  // NAME_scale_inv, since vLLM refuses names that it does not know; and ignored_layers. Refused
-  // (InvalidArgument) without `quantized`, and of recipes that vLLM reads in no such form.
+  // Names the scale of weights that have one NAME_scale, which vLLM reads, in place of
+  // NAME_scale_inv, since vLLM refuses names that it does not know; and adds ignored_layers.
+  // Refused (InvalidArgument) without `quantized`, and of recipes that vLLM reads in no such form.
   bool for_vllm = false;
 };
 // Writes OUTPUT.part (config.json, tokenizer files, model.safetensors or

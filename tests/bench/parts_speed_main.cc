@@ -1,4 +1,4 @@
-// What sums in parts cost (determinism.tensorParts): steps of one rank with one part and with
+// The cost of sums in parts (determinism.tensorParts): steps of one rank with one part and with
 // several, turn by turn in one process. Prints one JSON line per pair of steps, then the median of
 // the quotients.
 

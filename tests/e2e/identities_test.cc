@@ -303,7 +303,7 @@ TEST_F(IdentitiesTest, TheAuthorityIsRotatedUnderARunningJob) {
     return static_cast<int>(parts.size()) > times;
   };
   ASSERT_TRUE(Eventually(seconds(60), [&] { return in_force(1); }));
-  // Who has only heard of the old one, who renews, and who comes new.
+  // Users who have only heard of the old one, who renew, and who come new.
   EXPECT_EQ(cluster_->Ctl({"list"}, "late").exit_code, 0);
   EXPECT_EQ(cluster_->Ctl({"whoami", "--renew"}).exit_code, 0);
   ASSERT_NO_FATAL_FAILURE(LogIn("newcomer", "viewer"));

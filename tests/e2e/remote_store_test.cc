@@ -66,7 +66,7 @@ class StoreProcess {
   std::string Url(const std::string& path) const {
     return absl::StrCat("ravel://127.0.0.1:", port_, "/", path);
   }
-  // Where a path of the store lies.
+  // The file behind a path of the store.
   std::string File(const std::string& path) const { return folder_ + "/data/files/" + path; }
 
  private:

@@ -157,7 +157,7 @@ class HuggingFaceLoader {
   absl::Status OpenFiles();
   absl::StatusOr<std::set<std::string>> FindFiles(std::map<std::string, std::string>& weight_map);
   absl::Status MatchInventory(const std::vector<std::vector<ckpt::SafetensorsEntry>>& entries);
-  // What is wrong with the sources of a tensor; empty: nothing.
+  // The first fault of a tensor's sources; empty: there is none.
   std::string CompareSources(plan::TensorId tensor) const;
 
   const plan::ModelInventory* inventory_;

@@ -13,7 +13,7 @@
 
 namespace ravel::daemon {
 
-// What stands in the notice: its first line, at most 256 bytes, control characters escaped, or "its
+// The text of the notice: its first line, at most 256 bytes, control characters escaped, or "its
 // host goes away" where that is empty or cannot be read. Nothing: there is no such file.
 std::optional<std::string> ReadNotice(const std::string& path);
 

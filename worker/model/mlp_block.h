@@ -52,7 +52,8 @@ class MlpBlock {
   TensorView InnerBackward(kernels::Stream& stream,
                            const UnitMemory& memory,
                            const WeightGradients& gradients) const;
-  // Of the input projection, from the gradient that InnerBackward left in place of its output.
+  // Gradient of the input projection's weight, from the one that InnerBackward left in place of its
+  // output.
   void InputWeightGradient(kernels::Stream& stream,
                            const UnitMemory& memory,
                            const WeightGradients& gradients) const;

@@ -38,14 +38,14 @@ class PartSums {
 };
 
 // The gradient of one weight as leaves: sums over a block of tokens, or over the heads of a part.
-// Where the inventory declares none there is one leaf, the gradient itself.
+// Without declared leaves there is one, the gradient itself.
 class GradientLeaves {
  public:
   GradientLeaves() = default;
   GradientLeaves(const UnitTensors& tensors, size_t weight);
 
   int64_t count() const { return count_; }
-  // Where leaf i is summed, [elements]; absent where the weight is frozen.
+  // The sum of leaf i, [elements]; absent where the weight is frozen.
   TensorView Leaf(const UnitMemory& memory, const WeightGradients& gradients, int64_t i) const;
   // All leaves side by side, [count, elements].
   TensorView All(const UnitMemory& memory) const;

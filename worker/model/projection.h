@@ -51,7 +51,7 @@ class Projection {
     TensorView y;
   };
   void FinishForward(kernels::Stream& stream, const FinishArgs& args) const;
-  // Of a layer whose outputs this rank has a part of: dy * w^T. Part p is the p-th share of each
+  // dy * w^T of a layer whose outputs this rank has a part of. Part p is the p-th share of each
   // member, in their order.
   std::vector<TensorView> InputGradientParts(kernels::Stream& stream, const PartArgs& args) const;
 

@@ -1,4 +1,4 @@
-// Of a chunk of c tokens, blocks b of the vocabulary, W_b their rows:
+// Sums of a chunk of c tokens; b: a block of the vocabulary, W_b: its rows.
 //   z_b = x W_b^T;  m_b, s_b, and the target's logit                     statistics
 //   loss, and the factor of each block                                   from those of all blocks
 //   dz_b = z_b's gradient;  dW_b += dz_b^T x;  dx = the tree over b of dz_b W_b, rounded once

@@ -134,7 +134,7 @@ class HostUpdater {
   absl::Status Allocate();
   static plan::HostRing RingOf(const Args& args);
   void AddChunks(const shard::ParameterGroup& group);
-  // Which slot each chunk has, and the order in which chunks come down.
+  // Gives each chunk a slot, and sets the order in which chunks come down.
   void OrderChunks();
   bool early() const { return args_.overlap && !decided_; }
   // Gives copies down to their stream, as far as there are slots and gradients.

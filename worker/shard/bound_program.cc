@@ -189,7 +189,7 @@ class Binder {
   plan::IdVector<plan::TensorId, plan::GroupId> group_of_;
 };
 
-// What the first step of a backward says of gradients holds for all: later ones write others.
+// Later steps of a backward write gradients as its first one says.
 void SpreadAccumulation(BoundProgram& program) {
   bool accumulates = false;
   for (BoundInstruction& bound : program.instructions) {

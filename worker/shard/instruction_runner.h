@@ -87,8 +87,7 @@ class InstructionRunner {
   // All but kFree and kEndPhase, which belong to the host. Of a device: issues it on its stream and
   // waits for nothing; the order of what is issued is what the replay state checks.
   absl::Status Run(const BoundInstruction& bound, const ReplayTurn& turn);
-  // What kForward, kRecompute or kBackward of a lane gives to its stream, without a move; checks
-  // nothing.
+  // Gives a lane's kForward, kRecompute or kBackward to its stream, without a move; checks nothing.
   void IssueCompute(const BoundInstruction& bound, plan::Phase phase) const;
   // Time that the collectives on an instruction's communicator have waited for other ranks since
   // the last call.

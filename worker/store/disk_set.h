@@ -106,7 +106,7 @@ class DiskSet {
  private:
   friend class Upload;
   explicit DiskSet(DiskOptions options) : options_(std::move(options)) {}
-  // Of a file or folder; none: -1.
+  // The disk of a file or folder; none: -1.
   int DiskOf(std::string_view path) const;
   int EmptiestDisk() const;
   // The disk for a new folder, by the rule above.

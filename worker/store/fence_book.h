@@ -1,6 +1,6 @@
 #pragma once
 
-// Which epochs of a job may still write saves into its folder. Durable: one small file per fence.
+// Epochs of a job that may still write saves into its folder. Durable: one small file per fence.
 
 #include <cstdint>
 #include <map>

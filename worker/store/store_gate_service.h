@@ -1,6 +1,7 @@
 #pragma once
 
-// Who calls a store: TLS on both sides with certificates of one cluster, or plaintext on loopback.
+// The identity of a store's caller: TLS on both sides with certificates of one cluster, or
+// plaintext on loopback.
 
 #include <memory>
 #include <string>

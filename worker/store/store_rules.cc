@@ -68,7 +68,7 @@ absl::Status CheckEpoch(const SavePath& save, const FenceBook& fences) {
                                                           min_epoch));
 }
 
-// What a node may do in a save, fences apart.
+// True if a node may do this in a save, fences apart.
 bool NodeMay(Act act, const SavePath& save) {
   const bool in_data = !save.rest.empty() && IsDataFolder(save.rest[0]);
   switch (act) {

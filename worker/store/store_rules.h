@@ -1,6 +1,6 @@
 #pragma once
 
-// Who may do what in a store. Pure.
+// Rights of identities in a store. Pure.
 
 #include <string>
 #include <string_view>

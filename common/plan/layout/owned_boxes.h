@@ -24,7 +24,7 @@ std::vector<Box> ItemBoxes(const Shape& shape,
                            const Placements& placements,
                            const Mesh& mesh,
                            const Coordinate& coordinate);
-// Of placements without parts.
+// The box of an item whose placements have no parts.
 Box ItemBox(const Shape& shape,
             const Placements& placements,
             const Mesh& mesh,

@@ -289,7 +289,7 @@ class BufferList {
     AddOfAll("amax_flags", BufferKind::kAmaxFlags, MemoryKind::kPrivate, words.flags, DType::kU32);
   }
 
-  // Of all units: what a rank adds to sums of activations, and its rows of what is gathered.
+  // Buffers of all units: a rank's addend of sums of activations, and its rows of a gather.
   void AddActivationMoves() {
     const int64_t words = AddendElements(request_.inventory);
     AddOfAll("addend", BufferKind::kAddend, peers_, words, DType::kF32);

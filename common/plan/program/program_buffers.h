@@ -24,8 +24,8 @@ int64_t WeightBytes(const GroupLayout& group, const ProgramOptions& options, int
 // reduce.
 DType StagedType(const LaneMap& lanes, const ProgramOptions& options, const GradientCall& call);
 
-// Where the inventory is cut for a tensor axis: elements of the addend of a sum of activations, and
-// bytes of one rank's rows of the largest activation that is gathered; else 0.
+// Elements of the addend of a sum of activations, and bytes of one rank's rows of the largest
+// activation that is gathered; 0 where the inventory is not cut for a tensor axis.
 int64_t AddendElements(const ModelInventory& inventory);
 int64_t RowsBytes(const ModelInventory& inventory);
 

@@ -61,8 +61,8 @@ struct MoveTable {
   IdVector<GroupId, GroupMoves> of_groups;
   MoveId statistics = {};
   MoveId amax = {};  // where weights are quantized
-  // Of activations, where the mesh has a tensor axis: Partial -> Replicate of the addends of one
-  // buffer, the sum being each token's owner's; and Shard(0) -> Replicate.
+  // Moves of activations where the mesh has a tensor axis: Partial -> Replicate of the addends of
+  // one buffer, the sum being each token's owner's; and Shard(0) -> Replicate.
   MoveId activation_sum = {};
   MoveId activation_gather = {};
 };
@@ -96,7 +96,7 @@ SegmentMove MoveOfInstruction(const MoveTable& table, const Instruction& compute
 bool HasMove(const MoveTable& table, const Instruction& instruction);
 
 OpLabel LabelOf(const MoveTable& table, const Instruction& instruction);
-// What logs and traces call it: LabelOf, but of a step with a move that move.
+// The name in logs and traces: LabelOf, but of a step with a move that move.
 OpLabel WorkLabelOf(const MoveTable& table, const Instruction& instruction);
 // The group's move that plans on disk call so; none where it has no such move.
 MoveId MoveOfLabel(const MoveTable& table, GroupId group, OpLabel label);

@@ -73,8 +73,8 @@ enum class OpLabel : uint8_t {
   kAmaxReduce = 17,
   kRefreshWeights = 18,
   kOffloadGradient = 19,
-  // What logs and traces call a step of a unit with a move, and its collectives. Plans call it by
-  // its op, beside the segment.
+  // Names in logs and traces of a step of a unit with a move, and of its collectives. Plans name it
+  // by its op, beside the segment.
   kTensorReduce = 20,
   kTensorGather = 21,
 };
@@ -205,8 +205,8 @@ struct Instruction {
   GroupId group = {};   // of the instructions on weights and gradients
   BufferId freed = {};  // kFree
   MoveId move = {};     // of a collective: of the plan's MoveTable
-  // Of a compute instruction that is a step of a pass (program_uses.h): its first segment. With a
-  // move it is also a collective.
+  // The first segment of a compute instruction that is a step of a pass (program_uses.h). With a
+  // move the instruction is also a collective.
   SegmentId segment = {};
   // Every buffer that it reads or writes, each once (program_operands.h).
   std::vector<Operand> operands = {};

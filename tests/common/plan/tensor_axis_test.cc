@@ -160,7 +160,8 @@ TEST(TensorAxisPlan, PartsOfAFusedMatrixAreCutEach) {
   }
 }
 
-// What is reduced over the axis and what is not are apart, so that a reduce moves whole buffers.
+// Groups do not mix gradients that are reduced over the axis with others: a reduce moves whole
+// buffers.
 TEST(TensorAxisPlan, AddendsHaveGroupsOfTheirOwn) {
   JobSpec spec =
       CutSpec(ModelOf(ArchitectureKind::kQwen3, 2, false), 4, 1, Strategy::kOptimGradsParams);

@@ -63,7 +63,7 @@ struct EmulatedStream {
 // emulated_errors.h. Thread-safe.
 class EmulatedStreams {
  public:
-  // What work takes at least, in which other streams go on.
+  // Least times of work, in which other streams go on.
   struct Pace {
     std::chrono::microseconds kernels;
     std::chrono::microseconds copies;  // and work of the host

@@ -36,7 +36,7 @@ struct RankTestModel {
   plan::RecomputePolicy recompute = plan::RecomputePolicy::kNone;
 };
 
-// What all degrees must agree on: by name, elements as bits.
+// Results on which all degrees must agree: by name, elements as bits.
 using RankResults = std::map<std::string, std::vector<float>>;
 
 // Runs forward and backward on `degree` ranks and puts together what they computed: hidden, losses,

@@ -31,7 +31,7 @@ using model::UnitMemory;
 using plan::SegmentKind;
 using plan::UnitPass;
 
-// Of rank t a segment's addend is (t + 1) times what it reads: together T (T + 1) / 2 times.
+// A segment's addend on rank t is (t + 1) times its input: together T (T + 1) / 2 times.
 class SummingUnit final : public model::Module {
  public:
   struct Args {

@@ -1,4 +1,4 @@
-// Who may do what in a store, and fences.
+// Rights of identities in a store, and fences.
 
 #include "worker/store/store_rules.h"
 

@@ -214,8 +214,8 @@ Moves MovesOf(const std::vector<trace::Event>& events, int64_t step) {
   return moves;
 }
 
-// Where moves are faster than updates, here those that take 20 ms, nothing waits for them but for
-// the last release; in one of the steps at least, as a busy host may be late with one.
+// Nothing waits for moves that are faster than updates, here of 20 ms, but for the last release; in
+// one of the steps at least, as a busy host may be late with one.
 TEST_F(Offload, OffloadOverlapPays) {
   plan::JobSpec spec = CaseJob("recipes_wide", folder_);
   Use(1, {.name = "fp8", .states = plan::kFp8States}, spec);

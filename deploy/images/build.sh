@@ -85,6 +85,7 @@ for program in "${programs[@]}"; do
   strip -o "$root/usr/bin/$program" "$bin/$program"
 done
 ln -s ravelctl "$root/usr/bin/kubectl-ravel"  # kubectl ravel ...
+install -m 755 deploy/images/ravel-pool.sh "$root/usr/bin/ravel-pool"
 if [[ -n $cuda ]]; then
   [[ -f $bin/libravel_cuda.so ]] || die "--bin: no libravel_cuda.so beside the programs"
   strip --strip-unneeded -o "$root/usr/bin/libravel_cuda.so" "$bin/libravel_cuda.so"

@@ -52,6 +52,7 @@ ravelctl checkpoints export checkpoints/image/step-0000000040 --output hf
 ravelctl generate --checkpoint checkpoints/image/step-0000000040 --prompt 'the license' >sample
 [ -s sample ] && [ -s hf/config.json ]
 kubectl-ravel get image
+[ -x /usr/bin/ravel-pool ]
 kill $worker $coordinator
 wait
 JOB

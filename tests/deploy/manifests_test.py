@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
-"""Every overlay of deploy/kubernetes is built by kubectl and held to the strict schemas of several versions of Kubernetes and to policies:
-no root, limits, no tag `latest`, selectors that match, flags that the programs have. Faults that are planted must all be found. Needs the
+"""Every overlay of deploy/kubernetes is built by kubectl and held to the strict schemas of several versions of Kubernetes, those of JobSet
+and Kubeflow Trainer to Kubeflow's own models, and to policies: no root, limits, no tag `latest`, selectors that match, flags that the
+programs have. Faults that are planted must all be found. Needs the
 environment of setup.sh, and built programs (RAVEL_BIN_DIR or a usual build).
 
     build/deploy-venv/bin/python tests/deploy/manifests_test.py
@@ -13,7 +14,9 @@ import subprocess
 import sys
 import unittest
 
+import kubeflow_trainer_api.models as kubeflow
 import kubernetes_validate
+import pydantic
 import yaml
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -22,7 +25,7 @@ import cluster  # noqa: E402
 
 FOLDER = ROOT / "deploy" / "kubernetes"
 VERSIONS = ["1.34.0", "1.35.0", "1.36.0"]
-PROGRAMS = {"ravel-coordinator", "ravel-worker", "ravelctl"}
+PROGRAMS = {"ravel-coordinator", "ravel-store", "ravel-worker", "ravelctl"}
 USER = 10001  # of deploy/images/build.sh
 
 
@@ -45,11 +48,25 @@ def flags_of(program, binaries=None):
     return known
 
 
+MODELS = {"JobSet": kubeflow.JobsetV1alpha2JobSet, "ClusterTrainingRuntime": kubeflow.TrainerV1alpha1ClusterTrainingRuntime}
+# No package has a schema of these: the fields that may be here.
+FIELDS = {"LocalQueue": ("kueue.x-k8s.io/v1beta2", {"clusterQueue"})}
+
+
+def jobs(document):
+    """Templates of the Jobs of a JobSet, or of a runtime that makes one."""
+    spec = document.get("spec", {})
+    if document["kind"] == "ClusterTrainingRuntime":
+        spec = spec["template"]["spec"]
+    return [job["template"] for job in spec.get("replicatedJobs", [])]
+
+
 def pods(documents):
     for document in documents:
-        template = document.get("spec", {}).get("template")
-        if template and "spec" in template:
-            yield document, template
+        templates = [job["spec"]["template"] for job in jobs(document)] or [document.get("spec", {}).get("template")]
+        for template in templates:
+            if template and "spec" in template:
+                yield document, template
 
 
 def containers(template):
@@ -62,12 +79,23 @@ def command_lines(container):
     """Program, verb and flags of each program that a container starts, of shell text too."""
     words = [*container.get("command", []), *container.get("args", [])]
     text = " ".join(str(word) for word in words).replace("\\\n", " ")
-    for match in re.finditer(r"\b(ravel-coordinator|ravel-worker|ravelctl)((?:\s+\S+)*)", text):
+    for match in re.finditer(r"\b(ravel-coordinator|ravel-store|ravel-worker|ravelctl)((?:\s+\S+)*)", text):
         if match[1] not in PROGRAMS:
             continue
         rest = match[2].split()
         verb = rest[0] if rest and not rest[0].startswith("-") else ""
         yield match[1], verb, [word.split("=")[0] for word in rest if word.startswith("--")]
+
+
+def dropped(given, kept, path=""):
+    """Fields of one tree that the other has not."""
+    if isinstance(given, dict):
+        kept = kept if isinstance(kept, dict) else {}
+        return [name for key, value in given.items()
+                for name in ([f"{path}{key}"] if key not in kept else dropped(value, kept[key], f"{path}{key}."))]
+    if isinstance(given, list) and isinstance(kept, list):
+        return [name for one, other in zip(given, kept) for name in dropped(one, other, path)]
+    return []
 
 
 class Findings:
@@ -86,12 +114,30 @@ class Findings:
 
     def schemas(self, versions, known):
         for document in (document for document in self.documents if document not in known):
-            for version in versions:
-                try:
-                    kubernetes_validate.validate(document, version, strict=True)
-                except kubernetes_validate.ValidationError as error:
-                    self.say(document, f"schema of {version}: {'.'.join(map(str, error.path))}: {error.message[:200]}")
-                    break
+            kind = document["kind"]
+            if kind in FIELDS:
+                version, fields = FIELDS[kind]
+                if document["apiVersion"] != version or set(document["spec"]) != fields:
+                    self.say(document, f"expected {version} with {', '.join(sorted(fields))}")
+                continue
+            for at in [document] if kind not in MODELS else self.jobs_of(document):
+                for version in versions:
+                    try:
+                        kubernetes_validate.validate(at, version, strict=True)
+                    except kubernetes_validate.ValidationError as error:
+                        self.say(document, f"schema of {version}: {'.'.join(map(str, error.path))}: {error.message[:200]}")
+                        break
+
+    def jobs_of(self, document):
+        """Held to Kubeflow's model, which drops fields that it does not know; then its Jobs, as documents of their own."""
+        try:
+            kept = MODELS[document["kind"]].from_dict(document).to_dict()
+        except pydantic.ValidationError as error:
+            self.say(document, f"model: {error}")
+            return []
+        if (lost := dropped(document, kept)):
+            self.say(document, f"model: unknown {', '.join(lost)}")
+        return [{"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "job"}, "spec": job["spec"]} for job in jobs(document)]
 
     def pod(self, document, template):
         spec = template["spec"]
@@ -168,7 +214,9 @@ class Findings:
             if document["kind"] == "StatefulSet" and not matches(spec["selector"]["matchLabels"]):
                 self.say(document, "does not select its own pods")
         denied = [d for d in self.documents if d["kind"] == "NetworkPolicy" and not d["spec"].get("ingress")]
-        for _, template in pods(self.documents):
+        for document, template in pods(self.documents):
+            if document["kind"] == "ClusterTrainingRuntime":
+                continue
             if not any(all(template["metadata"]["labels"].get(k) == v for k, v in d["spec"]["podSelector"]["matchLabels"].items())
                        for d in denied):
                 self.found.append(f"pods {template['metadata']['labels']}: no policy denies by default")
@@ -176,15 +224,20 @@ class Findings:
     def references(self):
         names = {(document["kind"], document["metadata"]["name"]) for document in self.documents}
         for document, template in pods(self.documents):
+            if document["kind"] == "ClusterTrainingRuntime":
+                continue  # its pods use what their namespace has
             if ("ServiceAccount", template["spec"].get("serviceAccountName")) not in names:
                 self.say(document, "no such service account")
-            if ("Service", document["spec"]["serviceName"]) not in names:
+            if document["kind"] == "StatefulSet" and ("Service", document["spec"]["serviceName"]) not in names:
                 self.say(document, f"no service {document['spec']['serviceName']}")
             for volume in template["spec"].get("volumes", []):
                 claim = volume.get("persistentVolumeClaim", {}).get("claimName")
                 if claim and ("PersistentVolumeClaim", claim) not in names:
                     self.say(document, f"no claim {claim}")
-            if not any(d["kind"] == "PodDisruptionBudget" and d["metadata"]["name"] == document["metadata"]["name"]
+                config = volume.get("configMap", {}).get("name")
+                if config and ("ConfigMap", config) not in names:
+                    self.say(document, f"no config map {config}")
+            if document["kind"] == "StatefulSet" and not any(d["kind"] == "PodDisruptionBudget" and d["metadata"]["name"] == document["metadata"]["name"]
                        for d in self.documents):
                 self.say(document, "no budget of disruptions")
             namespaces = {d["metadata"].get("namespace") for d in self.documents if d["kind"] != "Namespace"}
@@ -237,6 +290,27 @@ FAULTS = {
 }
 
 
+def first_job(documents):
+    return jobs(next(d for d in documents if d["kind"] in MODELS))[0]["spec"]
+
+
+# Faults of single overlays, by overlay and name.
+POOL_FAULTS = {
+    ("jobset", "misspelled key of a JobSet"): lambda d: first(d, "JobSet", "ravel-pool")["spec"].update(successPolicies={}),
+    ("jobset", "wrong type in a JobSet"): lambda d: first(d, "JobSet", "ravel-pool")["spec"]["failurePolicy"].update(maxRestarts="ten"),
+    ("jobset", "misspelled key of a Job"): lambda d: first_job(d).update(backofLimit=1),
+    ("jobset", "runs as root"): lambda d: first_job(d)["template"]["spec"]["securityContext"].update(runAsUser=0),
+    ("jobset", "no job file"): lambda d: d.remove(first(d, "ConfigMap", "ravel-pool-job")),
+    ("jobset", "no volume of the state"): lambda d: d.remove(first(d, "PersistentVolumeClaim", "ravel-pool-state")),
+    ("jobset", "pods that nothing denies"): lambda d: d.remove(first(d, "NetworkPolicy", "ravel-default-deny")),
+    ("trainer-runtime", "misspelled key of a runtime"): lambda d: d[0]["spec"]["mlPolicy"].update(nodes=2),
+    ("trainer-runtime", "latest"): lambda d: first_job(d)["template"]["spec"]["containers"][0].update(image="ravel:latest"),
+    ("kueue", "an older API"): lambda d: first(d, "LocalQueue", "ravel").update(apiVersion="kueue.x-k8s.io/v1beta1"),
+    ("ha-storage", "unknown flag of the store"): lambda d: first(d, "StatefulSet", "ravel-store")["spec"]["template"]["spec"]["containers"][0][
+        "args"].append("--disk=/x"),
+}
+
+
 class Manifests(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
@@ -255,7 +329,13 @@ class Manifests(unittest.TestCase):
             broken = copy.deepcopy(documents)
             plant(broken)
             self.assertNotEqual(Findings(broken, self.flags, VERSIONS[-1:], documents).found, whole, name)
-        print(f"{len(FAULTS)} of {len(FAULTS)} planted faults found")
+        for (overlay, name), plant in POOL_FAULTS.items():
+            documents = built(FOLDER / "overlays" / overlay)
+            broken = copy.deepcopy(documents)
+            plant(broken)
+            self.assertNotEqual(Findings(broken, self.flags, VERSIONS[-1:], documents).found, [], f"{overlay}: {name}")
+        count = len(FAULTS) + len(POOL_FAULTS)
+        print(f"{count} of {count} planted faults found")
 
 
 if __name__ == "__main__":

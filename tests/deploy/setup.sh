@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Makes the environment of manifests_test.py: schemas of Kubernetes (PyPI's kubernetes-validate), and kubectl where none is installed.
+# Makes the environment of manifests_test.py: schemas of Kubernetes (PyPI's kubernetes-validate), models of JobSet and Trainer (PyPI's
+# kubeflow-trainer-api), and kubectl where none is installed.
 # RAVEL_DEPLOY_VENV names another place than build/deploy-venv.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
@@ -7,6 +8,6 @@ venv=${RAVEL_DEPLOY_VENV:-$PWD/build/deploy-venv}
 deploy/install_packages.sh deploy
 command -v kubectl >/dev/null || deploy/install_packages.sh kubectl
 [[ -x $venv/bin/python ]] || python3 -m venv "$venv"
-"$venv/bin/python" -c 'import kubernetes_validate, yaml' 2>/dev/null ||
-  "$venv/bin/pip" install --quiet 'kubernetes-validate>=1.36' pyyaml
+"$venv/bin/python" -c 'import kubeflow_trainer_api, kubernetes_validate, yaml' 2>/dev/null ||
+  "$venv/bin/pip" install --quiet 'kubernetes-validate>=1.36' 'kubeflow-trainer-api>=2.3' pyyaml
 echo "$venv"

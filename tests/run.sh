@@ -27,4 +27,5 @@ run_lint
 # Few headers are parsed once per batch of sources instead of once per source: a clean build is 3 times faster.
 cmake --preset "$preset" -DRAVEL_UNITY=ON >"$(log_of "configure-$preset")" || { cat "$(log_of "configure-$preset")"; exit 1; }
 cmake --build --preset "$preset"
-ctest --test-dir "build/$preset" --output-on-failure --no-tests=error -LE "$exclude"
+# In pairs, but for tests that measure or start programs (RUN_SERIAL).
+ctest --test-dir "build/$preset" --output-on-failure --no-tests=error -LE "$exclude" -j2

@@ -16,6 +16,7 @@
 #include "kernels/cpu/simd_ops.h"
 #include "kernels/grouped_update.h"
 #include "tests/testing/cpu_time.h"
+#include "tests/testing/sanitizer.h"
 
 namespace ravel::kernels {
 namespace {
@@ -178,9 +179,9 @@ TEST_F(UpdatePathsTest, EveryInstructionSetGivesTheBitsOfThePlainLoops) {
 // Every form of AdamW has vector loops: with AVX2 it takes less than half of the plain loops' time,
 // the least of several tries. Fails where a form falls back to one element at a time.
 TEST_F(UpdatePathsTest, Bf16CpuAdamIsVectorised) {
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-  GTEST_SKIP() << "a sanitizer's checks of every load outweigh what vectors save";
-#endif
+  if (ravel::testing::kSanitized) {
+    GTEST_SKIP() << "a sanitizer's checks of every load outweigh what vectors save";
+  }
   if (!cpu::RunsHere(cpu::SimdPath::kAvx2)) {
     GTEST_SKIP() << "this processor lacks the instructions";
   }

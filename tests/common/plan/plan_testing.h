@@ -46,6 +46,15 @@ inline ModelConfig Llama(int64_t hidden, int64_t layers, int64_t inner, int64_t 
   return config;
 }
 
+inline ModelConfig Llama70b() {
+  ModelConfig config = Llama(8192, 80, 28672, 128256);
+  config.num_attention_heads = 64;
+  config.num_key_value_heads = 8;
+  config.head_dim = 128;
+  config.max_position_embeddings = 8192;
+  return config;
+}
+
 inline std::vector<ModelCase> ModelCases() {
   ModelConfig odd;  // nothing is a multiple of anything
   odd.hidden_size = 72;

@@ -7,7 +7,6 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <sys/resource.h>
 
 #include "common/model/architecture/architecture.h"
 #include "common/model/tensor_cuts.h"
@@ -16,6 +15,7 @@
 #include "common/plan/plan_proto.h"
 #include "common/plan/save/save_plan.h"
 #include "tests/common/plan/plan_testing.h"
+#include "tests/testing/cpu_time.h"
 
 namespace ravel::plan {
 namespace {
@@ -213,35 +213,19 @@ TEST(TensorAxisPlan, RefusesWhatItCannotCut) {
   EXPECT_TRUE(CheckRuns({}).ok());
 }
 
-double ProcessSeconds() {
-  rusage usage = {};
-  getrusage(RUSAGE_SELF, &usage);
-  return static_cast<double>(usage.ru_utime.tv_sec) +
-         1e-6 * static_cast<double>(usage.ru_utime.tv_usec);
-}
-
 // 70 B parameters on 512 devices as 64 x 8. The bound is for sanitizers and busy machines; the
 // design's is 0.5 s of an optimised build.
 TEST(TensorAxisPlan, Llama70bOn64Times8) {
-  ModelConfig config;
-  config.vocab_size = 128256;
-  config.hidden_size = 8192;
-  config.intermediate_size = 28672;
-  config.num_hidden_layers = 80;
-  config.num_attention_heads = 64;
-  config.num_key_value_heads = 8;
-  config.head_dim = 128;
-  config.max_position_embeddings = 8192;
-  JobSpec spec = CutSpec(config, 8, 1, Strategy::kOptimGradsParams);
+  JobSpec spec = CutSpec(testing::Llama70b(), 8, 1, Strategy::kOptimGradsParams);
   spec.virtual_ranks = 64;
   spec.global_batch = 128;
   spec.data.sequence_length = 8192;
   spec.sequence_parallel = true;
   spec.allow_padding = false;
-  const double before = ProcessSeconds();
+  const double before = testing::ProcessCpuMs();
   const absl::StatusOr<ShardingPlan> plan =
       BuildShardingPlan({.spec = spec, .ranks = 512, .shared_memory = false});
-  const double seconds = ProcessSeconds() - before;
+  const double seconds = 1e-3 * (testing::ProcessCpuMs() - before);
   ASSERT_TRUE(plan.ok()) << plan.status();
   RecordProperty("seconds", std::to_string(seconds));
   EXPECT_LT(seconds, 4.0);

@@ -9,6 +9,7 @@
 #include "coordinator/jobs/pause_meter.h"
 #include "tests/coordinator/jobs/fake_world.h"
 #include "tests/testing/cpu_time.h"
+#include "tests/testing/sanitizer.h"
 
 namespace ravel::coordinator {
 namespace {
@@ -261,11 +262,7 @@ TEST(StepTimesTest, TheSlowestOfAHundredCounts) {
   EXPECT_EQ(times.P99(), 0.1);
 }
 
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-constexpr int kPartOfLoad = 10;  // sanitizers are slow
-#else
-constexpr int kPartOfLoad = 1;
-#endif
+constexpr int kPartOfLoad = testing::kSanitized ? 10 : 1;
 
 // 1,000 nodes of 8 devices, 990 jobs run, 10,000 wait. The bounds are of the order of magnitude
 // only: machines differ.

@@ -8,6 +8,7 @@
 #include "coordinator/jobs/agenda.h"
 #include "coordinator/jobs/wall_deadline.h"
 #include "tests/testing/cpu_time.h"
+#include "tests/testing/sanitizer.h"
 
 namespace ravel::coordinator {
 namespace {
@@ -137,11 +138,7 @@ int64_t Microseconds(const std::function<void()>& work) {
   return static_cast<int64_t>((testing::ThreadCpuMs() - begin_ms) * 1000);
 }
 
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-constexpr int64_t kSlow = 20;  // sanitizers are slow in places
-#else
-constexpr int64_t kSlow = 1;
-#endif
+constexpr int64_t kSlow = testing::kSanitized ? 20 : 1;
 
 // 1,000 nodes of 8 devices, 990 jobs that run on 8, 10,000 that wait in ten shapes.
 TEST(SchedulerTest, TenThousandQueuedJobsCostNothingUntilSomethingChanges) {

@@ -13,6 +13,7 @@
 
 #include "common/logging.h"
 #include "tests/coordinator/simulation/world.h"
+#include "tests/testing/sanitizer.h"
 
 namespace ravel::coordinator::simulation {
 namespace {
@@ -126,7 +127,7 @@ TEST_F(SimulationTest, NothingIsLostWhateverHappens) {
     EXPECT_EQ(broken, "");
     return;
   }
-  const uint64_t seeds = Number("RAVEL_SEEDS", 500);
+  const uint64_t seeds = Number("RAVEL_SEEDS", testing::Fewer(500, 5));
   const uint64_t first = Number("RAVEL_FIRST_SEED", 1);
   const std::vector<Fault> without = FaultsOf("RAVEL_WITHOUT");
   int failures = 0;
@@ -147,7 +148,7 @@ TEST_F(SimulationTest, NothingIsLostWhateverHappens) {
 
 TEST_F(SimulationTest, ACoordinatorThatDiesCostsNoStep) {
   const uint64_t one = Number("RAVEL_SEED", 0);
-  for (uint64_t seed = one == 0 ? 1 : one; seed <= (one == 0 ? 60 : one); ++seed) {
+  for (uint64_t seed = one == 0 ? 1 : one; seed <= (one == 0 ? testing::Fewer(60, 4) : one); ++seed) {
     Settings settings = SettingsOf(seed);
     settings.faults.assign(1, Fault::kKillCoordinator);
     settings.users_go_back = false;
@@ -166,11 +167,7 @@ TEST_F(SimulationTest, ACoordinatorThatDiesCostsNoStep) {
 }
 
 // The faults of a seed, in a fleet of a size that others run.
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-constexpr int64_t kPart = 10;  // sanitizers are slow
-#else
-constexpr int64_t kPart = 1;
-#endif
+constexpr int64_t kPart = testing::kSanitized ? 10 : 1;
 
 TEST_F(SimulationTest, HundredsOfNodesAndThousandsOfJobs) {
   const uint64_t one = Number("RAVEL_SEED", 0);

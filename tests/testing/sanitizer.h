@@ -1,9 +1,7 @@
 #pragma once
 
-// Tells whether a sanitizer watches this program. It makes a test 3 to 15 times as slow, and looks at
-// code, not at numbers: tests of many random cases take a part of them then.
-
-#include <cstdint>
+// Tells whether a sanitizer watches this program. It makes a test 3 to 15 times as slow, and looks
+// at code, not at numbers: tests of many random cases take a part of them then.
 
 namespace ravel::testing {
 
@@ -14,7 +12,8 @@ inline constexpr bool kSanitized = false;
 #endif
 
 // The number of cases that run of `count`: count / part, at least one, under a sanitizer; else all.
-constexpr uint64_t Fewer(uint64_t count, uint64_t part) {
+template <typename Number>
+constexpr Number Fewer(Number count, Number part) {
   return !kSanitized ? count : count / part > 1 ? count / part : 1;
 }
 

@@ -127,7 +127,7 @@ TEST_F(SimulationTest, NothingIsLostWhateverHappens) {
     EXPECT_EQ(broken, "");
     return;
   }
-  const uint64_t seeds = Number("RAVEL_SEEDS", testing::Fewer(500, 5));
+  const uint64_t seeds = Number("RAVEL_SEEDS", testing::Fewer<uint64_t>(500, 5));
   const uint64_t first = Number("RAVEL_FIRST_SEED", 1);
   const std::vector<Fault> without = FaultsOf("RAVEL_WITHOUT");
   int failures = 0;
@@ -148,7 +148,9 @@ TEST_F(SimulationTest, NothingIsLostWhateverHappens) {
 
 TEST_F(SimulationTest, ACoordinatorThatDiesCostsNoStep) {
   const uint64_t one = Number("RAVEL_SEED", 0);
-  for (uint64_t seed = one == 0 ? 1 : one; seed <= (one == 0 ? testing::Fewer(60, 4) : one); ++seed) {
+  for (uint64_t seed = one == 0 ? 1 : one;
+       seed <= (one == 0 ? testing::Fewer<uint64_t>(60, 4) : one);
+       ++seed) {
     Settings settings = SettingsOf(seed);
     settings.faults.assign(1, Fault::kKillCoordinator);
     settings.users_go_back = false;

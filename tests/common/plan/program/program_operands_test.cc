@@ -14,6 +14,7 @@
 #include "common/plan/sharding_plan.h"
 #include "tests/common/plan/plan_testing.h"
 #include "tests/common/plan/random_units.h"
+#include "tests/testing/sanitizer.h"
 
 namespace ravel::plan {
 namespace {
@@ -330,7 +331,8 @@ INSTANTIATE_TEST_SUITE_P(Models,
 
 // Optional units, units that are called several times, borrowed and frozen tensors.
 TEST(Operands, AreWhatInstructionsOfRandomUnitsTouch) {
-  for (uint64_t seed = testing::kSeed; seed < testing::kSeed + 500; ++seed) {
+  for (uint64_t seed = testing::kSeed; seed < testing::kSeed + testing::Fewer<uint64_t>(500, 10);
+       ++seed) {
     testing::RandomPlans random(seed);
     const ShardingPlan plan = random.Next();
     EXPECT_GT(CompareOperands(plan, "seed " + std::to_string(seed)), 0U);

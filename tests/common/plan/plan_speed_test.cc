@@ -24,11 +24,11 @@ JobSpec SpecOn(int64_t ranks, int64_t lanes) {
 TEST(PlanSpeed, Llama70bAtWidth512) {
   JobSpec spec = SpecOn(512, 512);
   spec.allow_padding = false;
-  const double before = testing::ProcessCpuMs();
+  const double before = ravel::testing::ProcessCpuMs();
   const absl::StatusOr<ShardingPlan> plan =
       BuildShardingPlan({.spec = spec, .ranks = 512, .shared_memory = false});
   ASSERT_TRUE(plan.ok()) << plan.status();
-  EXPECT_LT(testing::ProcessCpuMs() - before, kMostMs);
+  EXPECT_LT(ravel::testing::ProcessCpuMs() - before, kMostMs);
   EXPECT_LE(static_cast<double>(plan->memory.packed_bytes()),
             1.05 * static_cast<double>(plan->memory.lower_bound_bytes));
 }
@@ -37,11 +37,11 @@ TEST(PlanSpeed, TenThousandRanks) {
   for (const int64_t replicas : {1, 16}) {
     JobSpec spec = SpecOn(10000, 16384);
     spec.replicas = replicas;
-    const double before = testing::ProcessCpuMs();
+    const double before = ravel::testing::ProcessCpuMs();
     const absl::StatusOr<ShardingPlan> plan =
         BuildShardingPlan({.spec = spec, .ranks = 10000, .shared_memory = false});
     ASSERT_TRUE(plan.ok()) << plan.status();
-    EXPECT_LT(testing::ProcessCpuMs() - before, 5 * kMostMs);
+    EXPECT_LT(ravel::testing::ProcessCpuMs() - before, 5 * kMostMs);
   }
   rusage usage = {};
   getrusage(RUSAGE_SELF, &usage);

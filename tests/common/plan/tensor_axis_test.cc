@@ -222,10 +222,10 @@ TEST(TensorAxisPlan, Llama70bOn64Times8) {
   spec.data.sequence_length = 8192;
   spec.sequence_parallel = true;
   spec.allow_padding = false;
-  const double before = testing::ProcessCpuMs();
+  const double before = ravel::testing::ProcessCpuMs();
   const absl::StatusOr<ShardingPlan> plan =
       BuildShardingPlan({.spec = spec, .ranks = 512, .shared_memory = false});
-  const double seconds = 1e-3 * (testing::ProcessCpuMs() - before);
+  const double seconds = 1e-3 * (ravel::testing::ProcessCpuMs() - before);
   ASSERT_TRUE(plan.ok()) << plan.status();
   RecordProperty("seconds", std::to_string(seconds));
   EXPECT_LT(seconds, 4.0);

@@ -80,7 +80,7 @@ std::vector<Target> Targets() {
   std::vector<Target> targets;
   for (const bool tied : {false, true}) {
     for (const bool shared : {false, true}) {
-      if (testing::kSanitized && !(tied && shared)) {
+      if (ravel::testing::kSanitized && !(tied && shared)) {
         continue;  // one form of four
       }
       ModelConfig config = testing::Llama(64, 4, 96, 257);
@@ -140,7 +140,7 @@ TEST(CheckerMutants, EveryDeletedWaitIsCaught) {
       }
     }
   }
-  EXPECT_GT(mutants, testing::Fewer(500, 5));
+  EXPECT_GT(mutants, ravel::testing::Fewer(500, 5));
 }
 
 TEST(CheckerMutants, EveryDroppedInstructionIsCaught) {
@@ -278,7 +278,7 @@ TEST(CheckerMutants, EveryChangedOperandIsCaught) {
       }
     }
   }
-  EXPECT_GT(mutants, testing::Fewer(10000, 5));
+  EXPECT_GT(mutants, ravel::testing::Fewer(10000, 5));
 }
 
 TEST(CheckerMutants, WeightsThatAreNotHandedOverAreCaught) {
@@ -515,7 +515,7 @@ TEST(CheckerMutants, PrefetchThatWaitsIsRefused) {
 }
 
 TEST(CheckerProperty, RandomWindowsGiveCheckedPlans) {
-  for (int trial = 0; trial < testing::Fewer(1000, 10); ++trial) {
+  for (int trial = 0; trial < ravel::testing::Fewer(1000, 10); ++trial) {
     const uint64_t seed = testing::kSeed + static_cast<uint64_t>(trial);
     std::mt19937_64 random(seed);
     const auto pick = [&](int64_t low, int64_t high) {

@@ -407,7 +407,7 @@ RandomUnit Without(const RandomUnit& unit, size_t index) {
 }
 
 TEST(ParameterGroupsProperty, InvariantsHoldForRandomUnits) {
-  constexpr int kCases = testing::Fewer(20000, 20);
+  constexpr int kCases = ravel::testing::Fewer(20000, 20);
   for (int trial = 0; trial < kCases; ++trial) {
     const uint64_t seed = testing::kSeed + static_cast<uint64_t>(trial);
     RandomUnit unit = MakeUnit(seed);

@@ -57,7 +57,7 @@ TEST(PackItems, SmallExampleMeetsItsBound) {
 
 TEST(PackItems, RandomIntervalsNeverOverlapAndStayNearTheBound) {
   double worst = 1;
-  for (int trial = 0; trial < testing::Fewer(2000, 20); ++trial) {
+  for (int trial = 0; trial < ravel::testing::Fewer(2000, 20); ++trial) {
     std::mt19937_64 random(testing::kSeed + static_cast<uint64_t>(trial));
     std::vector<Interval> intervals;
     const size_t count = random() % 30 + 1;
@@ -143,7 +143,7 @@ TEST(HeaviestClique, IsThatOfAllSetsAndNoPackingIsSmaller) {
 
 TEST(PackCloser, GoesOnToWhatIsEnoughAndOverlapsNothing) {
   int closer = 0;
-  for (uint64_t trial = 0; trial < testing::Fewer<uint64_t>(40, 5); ++trial) {
+  for (uint64_t trial = 0; trial < ravel::testing::Fewer<uint64_t>(40, 5); ++trial) {
     const std::vector<PackItem> items = RandomItems(testing::kSeed + trial, 24);
     const Packing first = PackItems(items, std::numeric_limits<int64_t>::max());  // no search
     const int64_t bound = HeaviestClique(items);
@@ -163,7 +163,7 @@ TEST(PackCloser, GoesOnToWhatIsEnoughAndOverlapsNothing) {
     // What was asked for ends it.
     EXPECT_EQ(PackCloser(items, first, first.peak).peak, first.peak);
   }
-  EXPECT_GT(closer, testing::kSanitized ? 0 : 5);
+  EXPECT_GT(closer, ravel::testing::kSanitized ? 0 : 5);
 }
 
 TEST(PlanBuffers, OptimizerBuffersStartOnDifferentPages) {

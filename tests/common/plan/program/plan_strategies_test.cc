@@ -165,7 +165,7 @@ TEST(PlanStrategies, NeighboursDiffer) {
 }
 
 TEST(PlanStrategies, RandomUnitTreesPassTheChecker) {
-  for (uint64_t trial = 0; trial < testing::Fewer<uint64_t>(1500, 15); ++trial) {
+  for (uint64_t trial = 0; trial < ravel::testing::Fewer<uint64_t>(1500, 15); ++trial) {
     const uint64_t seed = testing::kSeed + trial;
     const ShardingPlan plan = testing::RandomPlans(seed).Next();
     const absl::Status status = CheckPlan(plan);

@@ -331,7 +331,8 @@ INSTANTIATE_TEST_SUITE_P(Models,
 
 // Optional units, units that are called several times, borrowed and frozen tensors.
 TEST(Operands, AreWhatInstructionsOfRandomUnitsTouch) {
-  for (uint64_t seed = testing::kSeed; seed < testing::kSeed + testing::Fewer<uint64_t>(500, 10);
+  for (uint64_t seed = testing::kSeed;
+       seed < testing::kSeed + ravel::testing::Fewer<uint64_t>(500, 10);
        ++seed) {
     testing::RandomPlans random(seed);
     const ShardingPlan plan = random.Next();

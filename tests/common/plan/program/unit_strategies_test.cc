@@ -108,7 +108,7 @@ class RandomUnitStrategies {
 TEST(UnitStrategies, RandomAssignmentsPassTheCheckerAndOwnEverythingOnce) {
   int mixed = 0;
   int in_blocks = 0;
-  for (int i = 0; i < testing::Fewer(100, 5); ++i) {
+  for (int i = 0; i < ravel::testing::Fewer(100, 5); ++i) {
     const uint64_t seed = testing::kSeed + static_cast<uint64_t>(i);
     SCOPED_TRACE(absl::StrCat("seed ", seed));
     const PlanRequest request = RandomUnitStrategies(seed).Next();
@@ -132,8 +132,8 @@ TEST(UnitStrategies, RandomAssignmentsPassTheCheckerAndOwnEverythingOnce) {
     }
     in_blocks += plan->lanes.blocks ? 1 : 0;
   }
-  EXPECT_GT(mixed, testing::Fewer(100, 5));
-  EXPECT_GT(in_blocks, testing::kSanitized ? 0 : 5);
+  EXPECT_GT(mixed, ravel::testing::Fewer(100, 5));
+  EXPECT_GT(in_blocks, ravel::testing::kSanitized ? 0 : 5);
 }
 
 TEST(UnitStrategies, TheFirstEntryThatMatchesHolds) {

@@ -43,6 +43,12 @@ void CheckIds(const TensorView& ids, int64_t limit, int64_t lowest) {
   }
 }
 
+int64_t VocabularyOf(const TableRows& rows, const TensorView& table) {
+  CHECK_MSG(rows.first >= 0 && (rows.vocabulary > 0 || rows.first == 0),
+            "a part of a table is of a vocabulary");
+  return rows.vocabulary > 0 ? rows.vocabulary : table.size[0];
+}
+
 }  // namespace
 
 void Gemm(Stream& stream, const GemmArgs& args) {
@@ -202,9 +208,11 @@ void EmbeddingForward(Stream& stream, const EmbeddingForwardArgs& args) {
   CheckRank2(args.table);
   CheckFloat(args.table);
   CheckMatrix(args.table, args.table.size[0], args.table.size[1], args.table.dtype);
-  CheckMatrix(args.out, args.ids.elements(), args.table.size[1], args.table.dtype);
+  CHECK_MSG(args.out.dtype == args.table.dtype || args.out.dtype == DType::kF32,
+            "rows of a table are of its type, or fp32");
+  CheckMatrix(args.out, args.ids.elements(), args.table.size[1], args.out.dtype);
   CheckFlat(args.ids, args.ids.elements(), DType::kI32);
-  CheckIds(args.ids, args.table.size[0], 0);
+  CheckIds(args.ids, VocabularyOf(args.rows, args.table), 0);
   cpu::EmbeddingForward(args);
 }
 
@@ -218,7 +226,7 @@ void EmbeddingBackward(Stream& stream, const EmbeddingBackwardArgs& args) {
   CheckFloat(args.dout);
   CheckMatrix(args.dout, args.ids.elements(), args.dtable.size[1], args.dout.dtype);
   CheckFlat(args.ids, args.ids.elements(), DType::kI32);
-  CheckIds(args.ids, args.dtable.size[0], 0);
+  CheckIds(args.ids, VocabularyOf(args.rows, args.dtable), 0);
   cpu::ActiveOps().embedding_backward(args);
 }
 

@@ -1,5 +1,6 @@
 #include "kernels/cpu/reference_ops.h"
 
+#include <algorithm>
 #include <bit>
 #include <cmath>
 #include <cstring>
@@ -7,16 +8,53 @@
 
 #include "common/signed_size.h"
 #include "kernels/cpu/simd_ops.h"
+#include "kernels/scalar/bfloat16.h"
 #include "kernels/scalar/digest.h"
+#include "kernels/scalar/float16.h"
 #include "kernels/scalar/philox.h"
 
 namespace ravel::kernels::cpu {
+
+namespace {
+
+float ValueAt(const TensorView& row, int64_t column) {
+  switch (row.dtype) {
+    case DType::kBF16:
+      return scalar::Bf16Value(row.As<uint16_t>()[column]);
+    case DType::kF16:
+      return scalar::Fp16Value(row.As<uint16_t>()[column]);
+    default:
+      return row.As<float>()[column];
+  }
+}
+
+// Of the table's type or fp32: -0 is its sign's bit alone.
+void FillMinusZero(const TensorView& row) {
+  if (row.dtype == DType::kF32) {
+    std::fill_n(row.As<float>(), row.columns(), -0.0f);
+  } else {
+    std::fill_n(row.As<uint16_t>(), row.columns(), uint16_t{0x8000});
+  }
+}
+
+}  // namespace
 
 void EmbeddingForward(const EmbeddingForwardArgs& args) {
   const int32_t* ids = args.ids.As<int32_t>();
   const size_t bytes = Size(DTypeBytes(args.out.dtype) * args.out.columns());
   for (int64_t token = 0; token < args.out.rows(); ++token) {
-    std::memcpy(RowsOf(args.out, token, 1).data, RowsOf(args.table, ids[token], 1).data, bytes);
+    const int64_t row = ids[token] - args.rows.first;
+    const TensorView out = RowsOf(args.out, token, 1);
+    if (row < 0 || row >= args.table.rows()) {
+      FillMinusZero(out);
+    } else if (out.dtype == args.table.dtype) {
+      std::memcpy(out.data, RowsOf(args.table, row, 1).data, bytes);
+    } else {
+      const TensorView from = RowsOf(args.table, row, 1);
+      for (int64_t j = 0; j < out.columns(); ++j) {
+        out.As<float>()[j] = ValueAt(from, j);
+      }
+    }
   }
 }
 

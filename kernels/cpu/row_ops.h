@@ -222,8 +222,12 @@ void EmbeddingBackwardRows(const EmbeddingBackwardArgs& args) {
   }
   const int32_t* ids = args.ids.As<int32_t>();
   for (int64_t token = 0; token < args.dout.rows(); ++token) {
+    const int64_t row = ids[token] - args.rows.first;
+    if (row < 0 || row >= args.dtable.rows()) {
+      continue;
+    }
     const E* dout = args.dout.Row<E>(token);
-    float* dtable = args.dtable.Row<float>(ids[token]);
+    float* dtable = args.dtable.Row<float>(row);
     ForEachVector(hidden, [&](int64_t j, auto lanes) {
       V::Store(dtable + j, V::Add(V::Load(dtable + j, lanes), V::Load(dout + j, lanes)), lanes);
     });

@@ -176,10 +176,19 @@ void Rope(Stream& stream, const RopeArgs& args) {
                     .sign = args.direction == RopeDirection::kForward ? 1.0f : -1.0f});
 }
 
+namespace {
+
+void RequireWhole(const TableRows& rows) {
+  CHECK_MSG(rows.vocabulary == 0, "tables of devices are whole");
+}
+
+}  // namespace
+
 void EmbeddingForward(Stream& stream, const EmbeddingForwardArgs& args) {
   LaunchStream& on = LaunchStreamOf(stream);
   const int64_t tokens = args.ids.elements();
   const int64_t hidden = args.table.size[1];
+  RequireWhole(args.rows);
   RequireFloat(args.table);
   RequireMatrix(args.table, args.table.size[0], hidden, args.table.dtype);
   RequireMatrix(args.out, tokens, hidden, args.table.dtype);
@@ -206,6 +215,7 @@ void EmbeddingBackward(Stream& stream, const EmbeddingBackwardArgs& args) {
   LaunchStream& on = LaunchStreamOf(stream);
   const int64_t tokens = args.ids.elements();
   const int64_t hidden = args.dtable.size[1];
+  RequireWhole(args.rows);
   RequireFloat(args.dout);
   RequireFloat(args.dtable);
   CHECK_MSG(args.dtable.dtype == DType::kF32 || args.dout.dtype == DType::kBF16,

@@ -1,11 +1,13 @@
 // Bits of sums of parts and of the loss over blocks of a vocabulary: orders that ranks rely on.
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 
 #include <gtest/gtest.h>
 
 #include "kernels/cpu/simd_ops.h"
+#include "kernels/embedding.h"
 #include "kernels/part_sum.h"
 #include "kernels/scalar/bfloat16.h"
 #include "kernels/vocabulary_loss.h"
@@ -171,6 +173,54 @@ TEST_F(PartOps, EveryPathGivesTheSameBits) {
       EXPECT_EQ(loss.losses, portable.losses);
       EXPECT_EQ(loss.gradient, portable.gradient);
     }
+  }
+}
+
+// Three ranks have 4, 4 and 3 of 11 rows; each other row of theirs is -0.
+TEST_F(PartOps, RowsOfATableInPartsAddUpToTheBitsOfTheWhole) {
+  constexpr int64_t kRows = 11;
+  constexpr int64_t kColumns = 13;
+  constexpr int64_t kTokens = 9;
+  for (const DType dtype : {DType::kF32, DType::kBF16}) {
+    std::vector<float> storage = Values(kRows * kColumns, 7);
+    storage[5] = -0.0f;  // of row 0: +0 added to it would be +0
+    TensorView table = MatrixView(storage.data(), kRows, kColumns);
+    table.dtype = dtype;
+    std::vector<int32_t> ids = {10, 0, 3, 4, 7, 8, 0, 4, 10};
+    TensorView tokens = VectorView(nullptr, kTokens);
+    tokens.dtype = DType::kI32;
+    tokens.data = ids.data();
+    std::vector<float> whole(kTokens * kColumns);
+    const TensorView of_whole = MatrixView(whole.data(), kTokens, kColumns);
+    EmbeddingForward(stream_, {.ids = tokens, .table = table, .out = of_whole});
+    std::vector<float> dout = Values(kTokens * kColumns, 8);
+    const TensorView gradient = MatrixView(dout.data(), kTokens, kColumns);
+    std::vector<float> dwhole(kRows * kColumns, NAN);
+    EmbeddingBackward(
+        stream_,
+        {.ids = tokens, .dout = gradient, .dtable = MatrixView(dwhole.data(), kRows, kColumns)});
+    std::vector<float> sum(whole.size(), -0.0f);
+    std::vector<float> dtable(dwhole.size(), NAN);
+    for (const int64_t first : {0, 4, 8}) {
+      const int64_t rows = std::min<int64_t>(4, kRows - first);
+      const TableRows of_rank = {.first = first, .vocabulary = kRows};
+      std::vector<float> part(whole.size(), NAN);
+      EmbeddingForward(stream_,
+                       {.ids = tokens,
+                        .table = RowsOf(table, first, rows),
+                        .out = MatrixView(part.data(), kTokens, kColumns),
+                        .rows = of_rank});
+      for (size_t i = 0; i < sum.size(); ++i) {
+        sum[i] += part[i];
+      }
+      EmbeddingBackward(stream_,
+                        {.ids = tokens,
+                         .dout = gradient,
+                         .dtable = RowsOf(MatrixView(dtable.data(), kRows, kColumns), first, rows),
+                         .rows = of_rank});
+    }
+    EXPECT_EQ(std::memcmp(sum.data(), whole.data(), sum.size() * sizeof(float)), 0);
+    EXPECT_EQ(std::memcmp(dtable.data(), dwhole.data(), dtable.size() * sizeof(float)), 0);
   }
 }
 

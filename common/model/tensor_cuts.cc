@@ -107,6 +107,17 @@ Shape ItemShape(const TensorSpec& tensor) {
   return item;
 }
 
+Shape RankShape(const TensorSpec& tensor, int64_t coordinate) {
+  Shape item = ItemShape(tensor);
+  if (tensor.cut.cuts()) {
+    const int64_t whole = tensor.shape[Size(tensor.cut.dim)];
+    int64_t& length = item[Size(tensor.cut.dim)];
+    const int64_t first = coordinate / tensor.cut.copies * length;
+    length = std::clamp(whole - first, int64_t{0}, length);
+  }
+  return item;
+}
+
 int64_t ItemElements(const TensorSpec& tensor) {
   return ElementCount(ItemShape(tensor));
 }

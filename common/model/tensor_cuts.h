@@ -16,6 +16,10 @@ namespace ravel::plan {
 Shape ItemShape(const TensorSpec& tensor);
 int64_t ItemElements(const TensorSpec& tensor);
 
+// The part of a tensor that the rank of a place on the axis has, as its item lies in a buffer: of a
+// vocabulary the last ranks have fewer rows, or none.
+Shape RankShape(const TensorSpec& tensor, int64_t coordinate);
+
 // The same cut by a number of ranks.
 DimensionCut CutInto(DimensionCut cut, int64_t ranks);
 // Rows of a vocabulary in each of `parts` blocks, the last ones shorter or empty.

@@ -21,19 +21,19 @@
 
 #include "common/check.h"
 #include "kernels/norm.h"
-#include "kernels/part_sum.h"
 #include "kernels/rope.h"
 #include "kernels/tree_reduce.h"
 
 namespace ravel::model {
 
-using kernels::Output;
 using kernels::Stream;
 
 namespace {
 
 // Columns that a rank has of q, k and v.
-Projection::Members MembersOf(const plan::LocalSizes& sizes, int64_t head_dim) {
+Projection::Members QkvMembersOf(const plan::ModelInventory& inventory) {
+  const plan::LocalSizes sizes = plan::LocalSizesOf(inventory.config, inventory.cut);
+  const int64_t head_dim = inventory.config.head_dim;
   const int64_t key_value = sizes.kv_heads * head_dim;
   return {.columns = {sizes.query_heads * head_dim, key_value, key_value},
           .sharing = sizes.kv_sharing};
@@ -42,14 +42,14 @@ Projection::Members MembersOf(const plan::LocalSizes& sizes, int64_t head_dim) {
 }  // namespace
 
 AttentionBlock::AttentionBlock(const UnitTensors& tensors, const plan::MicroBatchShape& micro_batch)
-    : cut_(tensors.inventory().cut),
-      sizes_(plan::LocalSizesOf(tensors.inventory().config, cut_)),
-      norm_(tensors, tensors.architecture().attention_norm),
-      normed_(tensors, "0", "d_c"),
-      qkv_(tensors,
-           tensors.architecture().qkv,
-           MembersOf(sizes_, tensors.inventory().config.head_dim)),
-      output_(tensors, tensors.architecture().attention_output) {
+    : ResidualBlock(tensors,
+                    {.norm = tensors.architecture().attention_norm,
+                     .index = "0",
+                     .x = "x0",
+                     .input = tensors.architecture().qkv,
+                     .members = QkvMembersOf(tensors.inventory()),
+                     .output = tensors.architecture().attention_output}),
+      sizes_(plan::LocalSizesOf(tensors.inventory().config, cut_)) {
   const plan::Architecture& architecture = tensors.architecture();
   const plan::ModelConfig& config = tensors.inventory().config;
   const plan::UnitSpec& spec = tensors.spec();
@@ -59,17 +59,11 @@ AttentionBlock::AttentionBlock(const UnitTensors& tensors, const plan::MicroBatc
             .kv_heads = sizes_.kv_heads,
             .head_size = config.head_dim,
             .scale = static_cast<float>(1.0 / std::sqrt(static_cast<double>(config.head_dim)))};
-  x0_ = Activation(spec, "x0");
   qkv_values_ = Activation(spec, "qkv", "d_a");
   attended_ = Activation(spec, "att", "d_b");
   log_sum_exp_ = Activation(spec, "lse", "lse");
   x1_ = Activation(spec, "x1");
-  d_a_ = ActivationIndex(spec.workspace, "d_a");
-  d_b_ = ActivationIndex(spec.workspace, "d_b");
-  d_c_ = ActivationIndex(spec.workspace, "d_c");
   scratch_ = ActivationIndex(spec.workspace, "scratch");
-  hidden_ = ActivationIndex(shared, "hidden");
-  dhidden_ = ActivationIndex(shared, "dhidden");
   rotary_ = architecture.positions == plan::PositionKind::kRotary;
   if (rotary_) {
     rope_cos_ = ActivationIndex(shared, "rope_cos");
@@ -166,64 +160,18 @@ void AttentionBlock::Attend(Stream& stream, const UnitMemory& memory) const {
                              .workspace = memory.workspace[scratch_]});
 }
 
-void AttentionBlock::ForwardNorm(Stream& stream, const UnitMemory& memory) const {
-  norm_.Forward(stream,
-                {.memory = memory,
-                 .x = memory.shared[hidden_],
-                 .copy = x0_.In(memory),
-                 .y = normed_.ResultIn(memory),
-                 .statistics = normed_.StatisticsIn(memory)});
-}
-
 TensorView AttentionBlock::InnerForward(Stream& stream, const UnitMemory& memory) const {
-  const TensorView normed = normed_.ResultIn(memory);
-  qkv_.Forward(stream, {.memory = memory, .x = normed, .y = qkv_values_.In(memory)});
+  input_.Forward(stream,
+                 {.memory = memory, .x = normed_.ResultIn(memory), .y = qkv_values_.In(memory)});
   PrepareHeads(stream, memory);
   Attend(stream, memory);
   return attended_.In(memory);
 }
 
-void AttentionBlock::Forward(Stream& stream, const UnitMemory& memory) const {
-  const TensorView attended = InnerForward(stream, memory);
-  if (cut_.cuts()) {
-    FinishForward(
-        stream, memory, output_.ForwardParts(stream, {.memory = memory, .from = attended}));
-    return;
-  }
-  output_.Forward(stream,
-                  {.memory = memory,
-                   .x = attended,
-                   .y = memory.shared[hidden_],
-                   .output = Output::kAccumulate});
-}
-
-std::vector<TensorView> AttentionBlock::ForwardParts(Stream& stream,
-                                                     const UnitMemory& memory) const {
-  return output_.ForwardParts(stream, {.memory = memory, .from = InnerForward(stream, memory)});
-}
-
-void AttentionBlock::FinishForward(Stream& stream,
-                                   const UnitMemory& memory,
-                                   const std::vector<TensorView>& pieces) const {
-  const TensorView& hidden = memory.shared[hidden_];
-  output_.FinishForward(stream,
-                        {.memory = memory, .pieces = pieces, .residual = hidden, .y = hidden});
-}
-
-void AttentionBlock::RemakeNorm(Stream& stream, const UnitMemory& memory) const {
-  norm_.Forward(stream,
-                {.memory = memory,
-                 .x = x0_.In(memory),
-                 .copy = {},
-                 .y = normed_.ResultIn(memory),
-                 .statistics = normed_.StatisticsIn(memory)});
-}
-
 void AttentionBlock::Remake(Stream& stream, const UnitMemory& memory) const {
-  const TensorView x0 = x0_.In(memory);
-  const TensorView normed = normed_.ResultIn(memory);
   if (qkv_values_.remade()) {
-    qkv_.Forward(stream, {.memory = memory, .x = normed, .y = qkv_values_.In(memory)});
+    input_.Forward(stream,
+                   {.memory = memory, .x = normed_.ResultIn(memory), .y = qkv_values_.In(memory)});
   }
   if (qkv_values_.remade() || (head_norm_ && qk_values_.remade())) {
     PrepareHeads(stream, memory);
@@ -232,22 +180,18 @@ void AttentionBlock::Remake(Stream& stream, const UnitMemory& memory) const {
     // x1 = x0 + a Wo, added in the order of the first forward.
     Attend(stream, memory);
     const TensorView x1 = x1_.In(memory);
-    if (cut_.cuts()) {
-      output_.FinishForward(
-          stream,
-          {.memory = memory,
-           .pieces = output_.ForwardParts(stream, {.memory = memory, .from = attended_.In(memory)}),
-           .residual = x0,
-           .y = x1});
-      return;
+    if (!over_ranks()) {
+      const TensorView x0 = x_.In(memory);
+      CHECK(x0.contiguous() && x1.contiguous());
+      kernels::CopyBytes(
+          stream, {.to = x1.data, .from = x0.data, .bytes = x0.elements() * DTypeBytes(x0.dtype)});
     }
-    CHECK(x0.contiguous() && x1.contiguous());
-    kernels::CopyBytes(
-        stream, {.to = x1.data, .from = x0.data, .bytes = x0.elements() * DTypeBytes(x0.dtype)});
-    output_.Forward(
-        stream,
-        {.memory = memory, .x = attended_.In(memory), .y = x1, .output = Output::kAccumulate});
+    AddOutput(stream, memory, attended_.In(memory), x1);
   }
+}
+
+void AttentionBlock::RemakeSum(Stream& stream, const UnitMemory& memory) const {
+  Sum(stream, memory, x_.In(memory));
 }
 
 void AttentionBlock::UndoHeads(Stream& stream,
@@ -376,60 +320,6 @@ TensorView AttentionBlock::InnerBackward(Stream& stream,
   AttendBackward(stream, memory);
   UndoHeads(stream, memory, gradients, d_qkv);
   return d_qkv;
-}
-
-void AttentionBlock::InputWeightGradient(Stream& stream,
-                                         const UnitMemory& memory,
-                                         const WeightGradients& gradients) const {
-  qkv_.WeightGradient(stream,
-                      {.memory = memory,
-                       .gradients = gradients,
-                       .x = normed_.ResultIn(memory),
-                       .dy = DQkv(memory)});
-}
-
-void AttentionBlock::BackwardNorm(Stream& stream,
-                                  const UnitMemory& memory,
-                                  const WeightGradients& gradients) const {
-  const TensorView& dhidden = memory.shared[dhidden_];
-  norm_.Backward(stream,
-                 {.memory = memory,
-                  .gradients = gradients,
-                  .dy = memory.workspace[d_c_],
-                  .x = x0_.In(memory),
-                  .dresidual = dhidden,
-                  .dx = dhidden,
-                  .statistics = normed_.StatisticsIn(memory)});
-}
-
-void AttentionBlock::Backward(Stream& stream,
-                              const UnitMemory& memory,
-                              const WeightGradients& gradients) const {
-  const TensorView d_qkv = InnerBackward(stream, memory, gradients);
-  if (cut_.cuts()) {
-    FinishBackward(stream,
-                   memory,
-                   gradients,
-                   qkv_.InputGradientParts(stream, {.memory = memory, .from = d_qkv}));
-  } else {
-    qkv_.InputGradient(stream, {.memory = memory, .dy = d_qkv, .dx = memory.workspace[d_c_]});
-    InputWeightGradient(stream, memory, gradients);
-  }
-}
-
-std::vector<TensorView> AttentionBlock::BackwardParts(Stream& stream,
-                                                      const UnitMemory& memory,
-                                                      const WeightGradients& gradients) const {
-  const TensorView d_qkv = InnerBackward(stream, memory, gradients);
-  return qkv_.InputGradientParts(stream, {.memory = memory, .from = d_qkv});
-}
-
-void AttentionBlock::FinishBackward(Stream& stream,
-                                    const UnitMemory& memory,
-                                    const WeightGradients& gradients,
-                                    const std::vector<TensorView>& pieces) const {
-  kernels::SumParts(stream, {.pieces = pieces, .out = memory.workspace[d_c_]});
-  InputWeightGradient(stream, memory, gradients);
 }
 
 }  // namespace ravel::model

@@ -3,8 +3,7 @@
 // x + Output(Attention(Norm(x))): the first half of a decoder layer.
 
 #include "kernels/attention.h"
-#include "worker/model/norm.h"
-#include "worker/model/projection.h"
+#include "worker/model/residual_block.h"
 
 namespace ravel::model {
 
@@ -12,41 +11,22 @@ namespace ravel::model {
 // [T, (heads + 2 kv_heads) * head_dim]; att [T, heads * head_dim]; lse [heads, T]; x1 [T, hidden],
 // the result. Queries and keys are rotated in place in qkv; where every head has a norm of its own,
 // they are normed and rotated into qk instead, because the norm's gradient needs what it read.
-class AttentionBlock {
+class AttentionBlock final : public ResidualBlock {
  public:
   AttentionBlock(const UnitTensors& tensors, const plan::MicroBatchShape& micro_batch);
 
   // Module::Prepare.
   void Prepare(kernels::Stream& stream, const UnitMemory& memory) const;
-  // The two segments of each pass: the norm, and what reads its result. Forward:
-  // reads `hidden`, keeps x0.
-  void ForwardNorm(kernels::Stream& stream, const UnitMemory& memory) const;
-  // Adds to `hidden`. x1 is kept by whoever reads it next.
-  void Forward(kernels::Stream& stream, const UnitMemory& memory) const;
-  // Recompute what the policy does not keep.
-  void RemakeNorm(kernels::Stream& stream, const UnitMemory& memory) const;
-  void Remake(kernels::Stream& stream, const UnitMemory& memory) const;
-  // Reads `dhidden`; leaves the gradient of the norm's result in the workspace.
-  void Backward(kernels::Stream& stream,
-                const UnitMemory& memory,
-                const WeightGradients& gradients) const;
-  // `dhidden` in place.
-  void BackwardNorm(kernels::Stream& stream,
-                    const UnitMemory& memory,
-                    const WeightGradients& gradients) const;
+  // Where att is remade, x1, too, or its addend.
+  void Remake(kernels::Stream& stream, const UnitMemory& memory) const override;
+  // x1's rows, from x0's.
+  void RemakeSum(kernels::Stream& stream, const UnitMemory& memory) const;
 
-  // Forward and Backward where sums are in parts, as those of MlpBlock.
-  std::vector<TensorView> ForwardParts(kernels::Stream& stream, const UnitMemory& memory) const;
-  void FinishForward(kernels::Stream& stream,
-                     const UnitMemory& memory,
-                     const std::vector<TensorView>& pieces) const;
-  std::vector<TensorView> BackwardParts(kernels::Stream& stream,
-                                        const UnitMemory& memory,
-                                        const WeightGradients& gradients) const;
-  void FinishBackward(kernels::Stream& stream,
-                      const UnitMemory& memory,
-                      const WeightGradients& gradients,
-                      const std::vector<TensorView>& pieces) const;
+ protected:
+  TensorView InnerForward(kernels::Stream& stream, const UnitMemory& memory) const override;
+  TensorView InnerBackward(kernels::Stream& stream,
+                           const UnitMemory& memory,
+                           const WeightGradients& gradients) const override;
 
  private:
   struct Heads {
@@ -64,13 +44,6 @@ class AttentionBlock {
                                                   int64_t part,
                                                   int64_t sequence) const;
   void AttendBackward(kernels::Stream& stream, const UnitMemory& memory) const;
-  TensorView InnerForward(kernels::Stream& stream, const UnitMemory& memory) const;
-  TensorView InnerBackward(kernels::Stream& stream,
-                           const UnitMemory& memory,
-                           const WeightGradients& gradients) const;
-  void InputWeightGradient(kernels::Stream& stream,
-                           const UnitMemory& memory,
-                           const WeightGradients& gradients) const;
   // In the workspace, during Backward: gradients of `attended` and `qkv`.
   TensorView DAttended(const UnitMemory& memory) const;
   TensorView DQkv(const UnitMemory& memory) const;
@@ -89,21 +62,16 @@ class AttentionBlock {
                  const TensorView& d_qkv) const;
   TensorView QueryKeyColumns(const TensorView& qkv) const;
 
-  plan::TensorCut cut_;
   plan::LocalSizes sizes_;
   kernels::AttentionShape shape_;
-  Norm norm_;
-  NormActivations normed_;
-  Projection qkv_;
-  Projection output_;
-  Activation x0_, qkv_values_, qk_values_, attended_, log_sum_exp_, x1_;
+  Activation qkv_values_, qk_values_, attended_, log_sum_exp_, x1_;
   bool rotary_ = false;
   bool head_norm_ = false;
   float head_epsilon_ = 0;
   size_t query_norm_ = 0, key_norm_ = 0;  // weights
   GradientLeaves query_leaves_, key_leaves_;
-  size_t d_a_ = 0, d_b_ = 0, d_c_ = 0, scratch_ = 0;               // workspace
-  size_t hidden_ = 0, dhidden_ = 0, rope_cos_ = 0, rope_sin_ = 0;  // shared
+  size_t scratch_ = 0;                  // workspace
+  size_t rope_cos_ = 0, rope_sin_ = 0;  // shared
 };
 
 }  // namespace ravel::model

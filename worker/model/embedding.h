@@ -1,10 +1,12 @@
 #pragma once
 
+#include "kernels/embedding.h"
 #include "worker/model/unit_parts.h"
 
 namespace ravel::model {
 
-// hidden = table[ids]; backward adds dhidden's rows into the table's gradient.
+// hidden = table[ids]; backward adds dhidden's rows into the table's gradient. Where ranks have
+// rows of the table each, the addend has those of this one, and hidden is the sum.
 class EmbeddingModule final : public UnitModule {
  public:
   EmbeddingModule(const plan::ModelInventory& inventory, plan::UnitId unit);
@@ -19,6 +21,8 @@ class EmbeddingModule final : public UnitModule {
                        const WeightGradients& gradients) const override;
 
  private:
+  bool cut_;                       // over ranks
+  kernels::TableRows rows_;        // that this rank has
   size_t ids_, hidden_, dhidden_;  // shared
 };
 

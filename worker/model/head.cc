@@ -10,7 +10,10 @@
 
 #include "worker/model/head.h"
 
+#include "common/check.h"
+#include "common/signed_size.h"
 #include "kernels/loss.h"
+#include "kernels/part_sum.h"
 
 namespace ravel::model {
 namespace {
@@ -51,6 +54,10 @@ void HeadModule::ForwardSegment(kernels::Stream& stream,
                    .statistics = normed_.StatisticsIn(memory)});
     return;
   }
+  if (kind != plan::SegmentKind::kLoss) {
+    RunCut(stream, memory, kind, nullptr);
+    return;
+  }
   if (parts_.cuts()) {
     RunParts(stream, memory, nullptr);
     return;
@@ -78,6 +85,10 @@ void HeadModule::BackwardSegment(kernels::Stream& stream,
                     .statistics = normed_.StatisticsIn(memory)});
     return;
   }
+  if (kind != plan::SegmentKind::kLoss) {
+    RunCut(stream, memory, kind, &gradients);
+    return;
+  }
   if (parts_.cuts()) {
     RunParts(stream, memory, &gradients);
     return;
@@ -95,26 +106,51 @@ void HeadModule::BackwardSegment(kernels::Stream& stream,
                                     .loss_scale = scale});
 }
 
+VocabularyParts::Args HeadModule::PartArgs(const UnitMemory& memory,
+                                           const WeightGradients* gradients) const {
+  return {.memory = memory,
+          .x = normed_.ResultIn(memory),
+          .w = memory.weights[projection_],
+          .targets = memory.shared[targets_],
+          .loss = memory.shared[loss_],
+          .logits = memory.workspace[logits_],
+          .dx = memory.workspace[d_normed_],
+          .dw = gradients == nullptr ? TensorView() : gradients->views[projection_],
+          .dw_output = gradients == nullptr ? kernels::Output::kOverwrite : gradients->output,
+          .loss_scale = memory.loss_scale == nullptr ? 1.0f : *memory.loss_scale};
+}
+
 void HeadModule::RunParts(kernels::Stream& stream,
                           const UnitMemory& memory,
                           const WeightGradients* gradients) const {
-  VocabularyParts::Args args = {
-      .memory = memory,
-      .x = normed_.ResultIn(memory),
-      .w = memory.weights[projection_],
-      .targets = memory.shared[targets_],
-      .loss = memory.shared[loss_],
-      .logits = memory.workspace[logits_],
-      .dx = memory.workspace[d_normed_],
-      .dw = gradients == nullptr ? TensorView() : gradients->views[projection_],
-      .dw_output = gradients == nullptr ? kernels::Output::kOverwrite : gradients->output,
-      .loss_scale = memory.loss_scale == nullptr ? 1.0f : *memory.loss_scale};
+  const VocabularyParts::Args args = PartArgs(memory, gradients);
   for (const VocabularyParts::Chunk& chunk : VocabularyParts::ChunksOf(args)) {
     parts_.Statistics(stream, args, chunk);
     parts_.Loss(stream, args, chunk);
     if (gradients != nullptr) {
       parts_.FinishGradient(stream, args, chunk, parts_.GradientParts(stream, args, chunk));
     }
+  }
+}
+
+void HeadModule::RunCut(kernels::Stream& stream,
+                        const UnitMemory& memory,
+                        plan::SegmentKind kind,
+                        const WeightGradients* gradients) const {
+  if (kind == plan::SegmentKind::kLossInput) {
+    kernels::SumParts(stream, {.pieces = memory.pieces, .out = memory.rows});
+    return;
+  }
+  const VocabularyParts::Args args = PartArgs(memory, gradients);
+  const VocabularyParts::Chunk chunk = At(VocabularyParts::ChunksOf(args), memory.chunk);
+  if (kind == plan::SegmentKind::kLossStatistics) {
+    parts_.Statistics(stream, args, chunk);
+    return;
+  }
+  CHECK_MSG(kind == plan::SegmentKind::kLossOfChunk, "a segment of a head");
+  parts_.Loss(stream, args, chunk);
+  if (gradients != nullptr) {
+    parts_.GradientParts(stream, args, chunk);
   }
 }
 

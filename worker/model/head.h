@@ -22,10 +22,17 @@ class HeadModule final : public UnitModule {
                        const WeightGradients& gradients) const override;
 
  private:
-  // The vocabulary in parts: losses, and, with gradients, d_normed and that of the projection.
+  // The vocabulary in parts; `gradients`: of a backward. On one rank: losses, and, with gradients,
+  // d_normed and that of the projection.
   void RunParts(kernels::Stream& stream,
                 const UnitMemory& memory,
                 const WeightGradients* gradients) const;
+  // Over ranks, one of their segments.
+  void RunCut(kernels::Stream& stream,
+              const UnitMemory& memory,
+              plan::SegmentKind kind,
+              const WeightGradients* gradients) const;
+  VocabularyParts::Args PartArgs(const UnitMemory& memory, const WeightGradients* gradients) const;
 
   Norm norm_;
   NormActivations normed_;

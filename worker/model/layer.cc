@@ -21,10 +21,14 @@ void LayerModule::ForwardSegment(kernels::Stream& stream,
       return attention_.ForwardNorm(stream, memory);
     case SegmentKind::kAttention:
       return attention_.Forward(stream, memory);
+    case SegmentKind::kAttentionResidual:
+      return attention_.ForwardSum(stream, memory);
     case SegmentKind::kMlpNorm:
       return mlp_.ForwardNorm(stream, memory);
     case SegmentKind::kMlp:
       return mlp_.Forward(stream, memory);
+    case SegmentKind::kMlpResidual:
+      return mlp_.ForwardSum(stream, memory);
     default:
       CheckFailed(__FILE__, __LINE__, "segment", "none of a layer");
   }
@@ -38,6 +42,8 @@ void LayerModule::RemakeSegment(kernels::Stream& stream,
       return attention_.RemakeNorm(stream, memory);
     case SegmentKind::kAttention:
       return attention_.Remake(stream, memory);
+    case SegmentKind::kAttentionResidual:
+      return attention_.RemakeSum(stream, memory);
     case SegmentKind::kMlpNorm:
       return mlp_.RemakeNorm(stream, memory);
     case SegmentKind::kMlp:
@@ -54,10 +60,14 @@ void LayerModule::BackwardSegment(kernels::Stream& stream,
   switch (kind) {
     case SegmentKind::kMlp:
       return mlp_.Backward(stream, memory, gradients);
+    case SegmentKind::kMlpInput:
+      return mlp_.BackwardSum(stream, memory);
     case SegmentKind::kMlpNorm:
       return mlp_.BackwardNorm(stream, memory, gradients);
     case SegmentKind::kAttention:
       return attention_.Backward(stream, memory, gradients);
+    case SegmentKind::kAttentionInput:
+      return attention_.BackwardSum(stream, memory);
     case SegmentKind::kAttentionNorm:
       return attention_.BackwardNorm(stream, memory, gradients);
     default:

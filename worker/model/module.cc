@@ -21,8 +21,11 @@ void Module::Run(kernels::Stream& stream, const UnitMemory& memory, plan::UnitPa
   }
 }
 
-Modules MakeModules(const plan::ModelInventory& inventory,
-                    const plan::MicroBatchShape& micro_batch) {
+Modules MakeModules(const plan::ModelInventory& of_any,
+                    const plan::MicroBatchShape& micro_batch,
+                    int64_t coordinate) {
+  plan::ModelInventory inventory = of_any;
+  inventory.cut.coordinate = coordinate;
   Modules modules;
   for (const plan::UnitId unit : inventory.units.ids()) {
     switch (inventory.units[unit].kind) {

@@ -131,8 +131,10 @@ class Module {
 
 // The modules of a model, one per unit, in forward order.
 using Modules = plan::IdVector<plan::UnitId, std::unique_ptr<Module>>;
+// `coordinate`: of this rank on the tensor axis, whatever the inventory's cut says.
 Modules MakeModules(const plan::ModelInventory& inventory,
-                    const plan::MicroBatchShape& micro_batch);
+                    const plan::MicroBatchShape& micro_batch,
+                    int64_t coordinate = 0);
 
 // Fills the shared RoPE tables, if the model has any; once, before the first Forward.
 void FillRopeTables(kernels::Stream& stream,

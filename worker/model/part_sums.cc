@@ -31,17 +31,23 @@ PartSums::PartSums(const UnitTensors& tensors) : cut_(tensors.inventory().cut) {
 std::vector<TensorView> PartSums::Products(
     kernels::Stream& stream,
     const UnitMemory& memory,
-    int64_t rows,
-    int64_t columns,
+    const Place& place,
     absl::FunctionRef<void(int64_t part, const TensorView& to)> product) const {
   const TensorView& scratch = memory.workspace[scratch_];
   const int64_t parts = cut_.local_parts();
   const bool halves = cut_.degree == 1;
   std::vector<TensorView> nodes;
+  const auto next = [&] {
+    if (!halves && nodes.empty()) {  // the root is left where the first node was
+      return RowsOf(memory.addend, place.first, place.rows);
+    }
+    const auto depth = static_cast<int64_t>(nodes.size()) - (halves ? 0 : 1);
+    const int64_t elements = place.rows * place.columns;
+    CHECK_LE((depth + 1) * elements, scratch.elements());
+    return MatrixView(scratch.As<float>() + depth * elements, place.rows, place.columns);
+  };
   for (int64_t part = 0; part < parts; ++part) {
-    const auto depth = static_cast<int64_t>(nodes.size());
-    CHECK_LE((depth + 1) * rows * columns, scratch.elements());
-    nodes.push_back(MatrixView(scratch.As<float>() + depth * rows * columns, rows, columns));
+    nodes.push_back(next());
     product(part, nodes.back());
     for (int64_t closed = part + 1; closed % 2 == 0; closed /= 2) {
       if (halves && closed == 2 && part + 1 == parts) {
@@ -53,7 +59,7 @@ std::vector<TensorView> PartSums::Products(
       kernels::TreeAdd(stream, {.a = left, .b = right, .out = left});
     }
   }
-  return nodes;
+  return halves ? nodes : std::vector<TensorView>();
 }
 
 GradientLeaves::GradientLeaves(const UnitTensors& tensors, size_t weight) : weight_(weight) {

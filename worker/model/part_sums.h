@@ -22,14 +22,20 @@ class PartSums {
   bool cuts() const { return cut_.cuts(); }
   const plan::TensorCut& cut() const { return cut_; }
 
+  // Of [rows, columns] sums, `first` of UnitMemory::addend on where ranks have parts each.
+  struct Place {
+    int64_t first = 0;
+    int64_t rows = 0;
+    int64_t columns = 0;
+  };
   // product(part, to) writes the product of this rank's part 0, 1, ... to fp32 [rows, columns].
-  // Returns what SumParts adds up: where one rank has all parts the two halves of the tree, else
-  // the root of this rank's subtree. Both lie in the scratch until the next Products.
+  // Returns what SumParts adds up where one rank has all parts: the two halves of the tree, in the
+  // scratch until the next Products. Else leaves the root of this rank's subtree in its rows of the
+  // addend, and returns nothing.
   std::vector<TensorView> Products(
       kernels::Stream& stream,
       const UnitMemory& memory,
-      int64_t rows,
-      int64_t columns,
+      const Place& place,
       absl::FunctionRef<void(int64_t part, const TensorView& to)> product) const;
 
  private:

@@ -66,6 +66,8 @@ Projection::Projection(const UnitTensors& tensors,
     }
     parts_.push_back(part);
   }
+  const plan::DimensionCut& cut = tensors.tensor(parts_[0].weight).cut;
+  apart_ = layout_ == MatrixLayout::kInputOutput && cut.cuts() && cut.parts[0] > 0;
   AddMembers(members);
   // A bundle of which some parts are frozen is not laid out as one.
   const plan::TensorSpec& first = tensors.tensor(parts_[0].weight);
@@ -326,11 +328,30 @@ Projection::Operand Projection::GradientOf(kernels::Stream& stream,
           .scale = all.scale};
 }
 
+TensorView Projection::MatrixOf(const std::vector<TensorView>& views, const Part& part) const {
+  TensorView matrix = views[part.weight];
+  if (apart_ && matrix.present()) {
+    matrix.data = ElementAt(matrix.data, matrix.size[0] * part.first, matrix.dtype);
+    matrix.size[1] = part.columns;
+    matrix.row_stride = part.columns;
+  }
+  return matrix;
+}
+
+TensorView Projection::BiasOf(const std::vector<TensorView>& views, const Part& part) const {
+  TensorView bias = part.bias.has_value() ? views[*part.bias] : TensorView();
+  if (apart_ && bias.present()) {
+    bias.data = ElementAt(bias.data, part.first, bias.dtype);
+    bias.size[0] = part.columns;
+  }
+  return bias;
+}
+
 std::vector<Projection::Block> Projection::Blocks(const std::vector<TensorView>& views) const {
   std::vector<Block> blocks;
   for (size_t i = 0; i < parts_.size(); ++i) {
     const Part& part = parts_[i];
-    const TensorView& view = views[part.weight];
+    const TensorView view = MatrixOf(views, part);
     CHECK(!view.present() || (view.rank == 2 && view.contiguous()));
     if (!bundled_ || blocks.empty()) {
       blocks.push_back({.matrix = view, .columns = part.columns, .first = i, .parts = 1});
@@ -355,7 +376,7 @@ void Projection::Forward(kernels::Stream& stream, const ForwardArgs& args) const
   for (const Part& part : parts_) {
     if (part.bias.has_value()) {
       kernels::AddBias(stream,
-                       {.bias = args.memory.weights[*part.bias],
+                       {.bias = BiasOf(args.memory.weights, part),
                         .y = ColumnsOf(args.y, column, part.columns),
                         .output = args.output});
       biased = true;
@@ -463,14 +484,14 @@ void Projection::WeightGradient(kernels::Stream& stream, const WeightGradientArg
 void Projection::BiasGradients(kernels::Stream& stream, const WeightGradientArgs& args) const {
   int64_t column = 0;
   for (const Part& part : parts_) {
-    const TensorView db = part.bias.has_value() ? args.gradients.views[*part.bias] : TensorView{};
+    const TensorView db = BiasOf(args.gradients.views, part);
     const int64_t blocks = part.bias_leaves.count();
     const int64_t rows = args.dy.size[0] / blocks;
     for (int64_t block = 0; db.present() && block < blocks; ++block) {
       kernels::BiasGradient(
           stream,
           {.dy = RowsOf(ColumnsOf(args.dy, column, part.columns), block * rows, rows),
-           .db = part.bias_leaves.Leaf(args.memory, args.gradients, block),
+           .db = blocks > 1 ? part.bias_leaves.Leaf(args.memory, args.gradients, block) : db,
            .output = args.gradients.output});
     }
     part.bias_leaves.Fold(stream, args.memory, args.gradients);

@@ -80,7 +80,11 @@ class Projection {
     GradientLeaves weight_leaves = {};
     GradientLeaves bias_leaves = {};
     uint32_t site = 0;  // of the weight's random numbers
+    int64_t first = 0;  // where fused maps lie apart: columns of those before it
   };
+  // Of weights or gradients: the matrix and the bias of a part; absent: frozen, or there is none.
+  TensorView MatrixOf(const std::vector<TensorView>& views, const Part& part) const;
+  TensorView BiasOf(const std::vector<TensorView>& views, const Part& part) const;
   // One GEMM: parts [begin, end), which are one matrix.
   struct Block {
     TensorView matrix;  // absent: frozen; of codes that of the first part
@@ -97,6 +101,7 @@ class Projection {
     int64_t sharing = 1;
   };
   void AddMembers(const Members& members);
+  void TakeApart(const Members& members);
   bool SharesHeads() const { return members_.back().sharing > 1; }
   void SharedWeightGradient(kernels::Stream& stream, const WeightGradientArgs& args) const;
   void BiasGradients(kernels::Stream& stream, const WeightGradientArgs& args) const;
@@ -171,6 +176,9 @@ class Projection {
   plan::MatrixLayout layout_;
   std::vector<Part> parts_;
   bool bundled_ = false;
+  // The tensor axis has cut fused maps, of [in, out]: what a rank has of each is a matrix by
+  // itself, one after another (plan::DimensionCut::parts).
+  bool apart_ = false;
   std::optional<Scratch> scratch_;
   PartSums sums_;
   std::vector<Member> members_;

@@ -16,7 +16,21 @@ using kernels::Output;
 using kernels::Transpose;
 using plan::MatrixLayout;
 
+// One part for each member, in place of the one that is all of them.
+void Projection::TakeApart(const Members& members) {
+  CHECK_EQ(parts_.size(), 1u);
+  parts_.resize(members.columns.size(), Part(parts_[0]));
+  int64_t first = 0;
+  for (size_t i = 0; i < parts_.size(); ++i) {
+    parts_[i].first = first;
+    first += members.columns[i];
+  }
+}
+
 void Projection::AddMembers(const Members& members) {
+  if (apart_) {
+    TakeApart(members);
+  }
   if (members.columns.empty()) {
     for (size_t part = 0; part < parts_.size(); ++part) {
       members_.push_back({.part = part, .columns = parts_[part].columns});
@@ -44,8 +58,7 @@ std::vector<TensorView> Projection::ForwardParts(kernels::Stream& stream,
   const int64_t inputs = args.from.size[1] / sums_.cut().local_parts();
   return sums_.Products(stream,
                         args.memory,
-                        args.from.size[0],
-                        parts_[0].columns,
+                        {.rows = args.from.size[0], .columns = parts_[0].columns},
                         [&](int64_t part, const TensorView& to) {
                           kernels::Gemm(
                               stream,
@@ -74,13 +87,12 @@ std::vector<TensorView> Projection::InputGradientParts(kernels::Stream& stream,
   return sums_.Products(
       stream,
       args.memory,
-      args.from.size[0],
-      any.size[output_first ? 1 : 0],
+      {.rows = args.from.size[0], .columns = any.size[output_first ? 1 : 0]},
       [&](int64_t part, const TensorView& to) {
         int64_t column = 0;
         for (const Member& member : members_) {
           const int64_t share = member.columns * member.sharing / parts;
-          const TensorView& weight = args.memory.weights[parts_[member.part].weight];
+          const TensorView weight = MatrixOf(args.memory.weights, parts_[member.part]);
           const int64_t row = member.row + part / member.sharing * share;
           kernels::Gemm(
               stream,

@@ -23,9 +23,10 @@ TensorView RangeOf(const TensorView& vector, int64_t begin, int64_t count) {
 }  // namespace
 
 VocabularyParts::VocabularyParts(const UnitTensors& tensors)
-    : sums_(tensors),
-      vocabulary_(tensors.inventory().config.vocab_size),
-      first_row_(plan::LocalSizesOf(tensors.inventory().config, sums_.cut()).first_row) {
+    : sums_(tensors), vocabulary_(tensors.inventory().config.vocab_size) {
+  const plan::LocalSizes sizes = plan::LocalSizesOf(tensors.inventory().config, sums_.cut());
+  first_row_ = sizes.first_row;
+  rows_ = sizes.vocabulary_rows;
   if (cuts()) {
     statistics_ = ActivationIndex(tensors.spec().workspace, "vocabulary");
   }
@@ -48,28 +49,33 @@ plan::VocabularyBlock VocabularyParts::Local(int64_t part) const {
   return block;
 }
 
+TensorView VocabularyParts::LogitsOf(const Args& args, const Chunk& chunk) const {
+  return Carve(args.logits, chunk.count, rows_);
+}
+
+// The last chunk may be shorter than the others; rows lie where those of a long one do.
 TensorView VocabularyParts::StatisticsOf(const Args& args, const Chunk& chunk) const {
-  return Carve(args.memory.workspace[statistics_], 3 * sums_.cut().parts, chunk.count);
+  return ColumnsOf(args.memory.workspace[statistics_], 0, chunk.count);
 }
 
 void VocabularyParts::Statistics(kernels::Stream& stream,
                                  const Args& args,
                                  const Chunk& chunk) const {
-  const TensorView logits = RowsOf(args.logits, 0, chunk.count);
+  const TensorView logits = LogitsOf(args, chunk);
   kernels::Gemm(stream,
                 {.a = RowsOf(args.x, chunk.begin, chunk.count),
                  .b = args.w,
                  .transpose_b = kernels::Transpose::kYes,
                  .c = logits});
-  const TensorView all = StatisticsOf(args, chunk);
+  const TensorView mine = sums_.cut().degree > 1 ? ColumnsOf(args.memory.rows, 0, chunk.count)
+                                                 : StatisticsOf(args, chunk);
   for (int64_t part = 0; part < sums_.cut().local_parts(); ++part) {
     const plan::VocabularyBlock block = Local(part);
-    kernels::VocabularyStatistics(
-        stream,
-        {.logits = ColumnsOf(logits, block.first, block.rows),
-         .targets = RangeOf(args.targets, chunk.begin, chunk.count),
-         .first_id = first_row_ + block.first,
-         .statistics = RowsOf(all, 3 * (sums_.cut().first_part() + part), 3)});
+    kernels::VocabularyStatistics(stream,
+                                  {.logits = ColumnsOf(logits, block.first, block.rows),
+                                   .targets = RangeOf(args.targets, chunk.begin, chunk.count),
+                                   .first_id = first_row_ + block.first,
+                                   .statistics = RowsOf(mine, 3 * part, 3)});
   }
 }
 
@@ -84,7 +90,7 @@ void VocabularyParts::Loss(kernels::Stream& stream, const Args& args, const Chun
 std::vector<TensorView> VocabularyParts::GradientParts(kernels::Stream& stream,
                                                        const Args& args,
                                                        const Chunk& chunk) const {
-  const TensorView logits = RowsOf(args.logits, 0, chunk.count);
+  const TensorView logits = LogitsOf(args, chunk);
   const TensorView all = StatisticsOf(args, chunk);
   for (int64_t part = 0; part < sums_.cut().local_parts(); ++part) {
     const plan::VocabularyBlock block = Local(part);
@@ -105,14 +111,16 @@ std::vector<TensorView> VocabularyParts::GradientParts(kernels::Stream& stream,
                    .c = args.dw,
                    .output = first ? args.dw_output : kernels::Output::kAccumulate});
   }
-  return sums_.Products(
-      stream, args.memory, chunk.count, args.x.size[1], [&](int64_t part, const TensorView& to) {
-        const plan::VocabularyBlock block = Local(part);
-        kernels::Gemm(stream,
-                      {.a = ColumnsOf(logits, block.first, block.rows),
-                       .b = RowsOf(args.w, block.first, block.rows),
-                       .c = to});
-      });
+  return sums_.Products(stream,
+                        args.memory,
+                        {.first = chunk.begin, .rows = chunk.count, .columns = args.x.size[1]},
+                        [&](int64_t part, const TensorView& to) {
+                          const plan::VocabularyBlock block = Local(part);
+                          kernels::Gemm(stream,
+                                        {.a = ColumnsOf(logits, block.first, block.rows),
+                                         .b = RowsOf(args.w, block.first, block.rows),
+                                         .c = to});
+                        });
 }
 
 void VocabularyParts::FinishGradient(kernels::Stream& stream,

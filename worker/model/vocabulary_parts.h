@@ -15,7 +15,7 @@ class VocabularyParts {
   explicit VocabularyParts(const UnitTensors& tensors);
   bool cuts() const { return sums_.cuts(); }
 
-  // x [tokens, hidden]; w, dw [this rank's rows, hidden]; logits [chunk, this rank's rows].
+  // x [tokens, hidden]; w, dw [this rank's rows, hidden]; logits [chunk, the most rows of a rank].
   struct Args {
     const UnitMemory& memory;
     TensorView x;
@@ -35,17 +35,16 @@ class VocabularyParts {
   };
   static std::vector<Chunk> ChunksOf(const Args& args);
 
-  // Logits, and this rank's rows of the statistics.
+  // Logits, and this rank's rows of the statistics: UnitMemory::rows where others have the rest.
   void Statistics(kernels::Stream& stream, const Args& args, const Chunk& chunk) const;
-  // Numbers of all blocks, [3 parts, chunk] fp32; this rank fills those of its own.
-  TensorView StatisticsOf(const Args& args, const Chunk& chunk) const;
   // From the statistics of all blocks.
   void Loss(kernels::Stream& stream, const Args& args, const Chunk& chunk) const;
-  // dw, and the input gradient of the chunk in parts, as PartSums::Products returns it.
+  // dw, and the input gradient of the chunk in parts, as PartSums::Products returns it or leaves it
+  // in the chunk's rows of the addend.
   std::vector<TensorView> GradientParts(kernels::Stream& stream,
                                         const Args& args,
                                         const Chunk& chunk) const;
-  // dx of the chunk's rows, from the pieces of all ranks.
+  // dx of the chunk's rows, from the pieces of one rank.
   void FinishGradient(kernels::Stream& stream,
                       const Args& args,
                       const Chunk& chunk,
@@ -54,10 +53,14 @@ class VocabularyParts {
  private:
   // This rank's block `part`, as columns of its logits.
   plan::VocabularyBlock Local(int64_t part) const;
+  // Of a chunk: its logits of this rank's rows; numbers of all blocks, [3 parts, chunk] fp32.
+  TensorView LogitsOf(const Args& args, const Chunk& chunk) const;
+  TensorView StatisticsOf(const Args& args, const Chunk& chunk) const;
 
   PartSums sums_;
   int64_t vocabulary_;
-  int64_t first_row_;      // of this rank's
+  int64_t first_row_ = 0;  // of this rank's
+  int64_t rows_ = 0;       // that it has
   size_t statistics_ = 0;  // workspace
 };
 

@@ -167,12 +167,14 @@ class Binder {
     }
     const bool codes =
         base != nullptr && dtype == plan::WeightTypeOf(plan_.groups[group], plan_.options);
-    return GroupView(plan_.inventory,
-                     plan_.groups[group],
-                     tensor,
-                     base,
-                     dtype,
-                     codes ? plan::CodesPerByte(plan_.groups[group].recipe) : 1);
+    return GroupView(
+        plan_.inventory,
+        plan_.groups[group],
+        tensor,
+        coordinate_,
+        {.base = base,
+         .dtype = dtype,
+         .codes_per_byte = codes ? plan::CodesPerByte(plan_.groups[group].recipe) : int64_t{1}});
   }
 
   std::vector<TensorView> Activations(const std::vector<plan::ActivationSpec>& specs,

@@ -4,6 +4,7 @@
 #include <string>
 
 #include "common/check.h"
+#include "common/model/tensor_cuts.h"
 #include "common/signed_size.h"
 
 namespace ravel::shard {
@@ -91,19 +92,18 @@ std::vector<TensorView> ActivationViews(const std::vector<plan::ActivationSpec>&
 TensorView GroupView(const plan::ModelInventory& inventory,
                      const plan::GroupLayout& group,
                      plan::TensorId tensor,
-                     void* base,
-                     DType dtype,
-                     int64_t codes_per_byte) {
+                     int64_t coordinate,
+                     const GroupBuffer& buffer) {
   const auto found = std::find(group.tensors.begin(), group.tensors.end(), tensor);
   CHECK_MSG(found != group.tensors.end(), "a tensor outside its group");
   const int64_t offset = At(group.tensor_offsets, found - group.tensors.begin());
-  const Shape& shape = inventory.tensors[tensor].shape;
+  const Shape shape = plan::RankShape(inventory.tensors[tensor], coordinate);
   CHECK(shape.size() == 1 || shape.size() == 2);
   TensorView view = shape.size() == 1
                         ? VectorView(nullptr, shape[0])
-                        : MatrixView(nullptr, shape[0], DivExact(shape[1], codes_per_byte));
-  view.dtype = dtype;
-  view.data = ElementAt(base, DivExact(offset, codes_per_byte), dtype);
+                        : MatrixView(nullptr, shape[0], DivExact(shape[1], buffer.codes_per_byte));
+  view.dtype = buffer.dtype;
+  view.data = ElementAt(buffer.base, DivExact(offset, buffer.codes_per_byte), buffer.dtype);
   return view;
 }
 

@@ -43,14 +43,19 @@ class ArenaBuffers {
 std::vector<TensorView> ActivationViews(const std::vector<plan::ActivationSpec>& specs,
                                         std::byte* base);
 
-// A full tensor in a buffer that holds a whole group in elements of `dtype`: gathered weights, or
-// the gradients of one lane. Where two codes share a byte (`codes_per_byte`), the view's columns
-// are bytes. Without a buffer the view has no data.
+// A buffer that holds a whole group: gathered weights, or the gradients of one lane. Where two
+// codes share a byte, the columns of views of it are bytes.
+struct GroupBuffer {
+  void* base = nullptr;  // none: views have no data
+  DType dtype = DType::kF32;
+  int64_t codes_per_byte = 1;
+};
+// The part of a tensor that the rank of a place on the tensor axis has (plan::RankShape): all of it
+// where nothing is cut.
 TensorView GroupView(const plan::ModelInventory& inventory,
                      const plan::GroupLayout& group,
                      plan::TensorId tensor,
-                     void* base,
-                     DType dtype,
-                     int64_t codes_per_byte = 1);
+                     int64_t coordinate,
+                     const GroupBuffer& buffer);
 
 }  // namespace ravel::shard

@@ -163,153 +163,38 @@ std::vector<float> ModelMemory::TokenLosses() const {
   return {loss, loss + ids_.size()};
 }
 
-// Runs passes of a unit segment by segment, each with nothing but what its SegmentSpec names.
-class ModelMemory::SegmentWatch {
- public:
-  SegmentWatch(const ModelMemory& model, const Without& without)
-      : model_(model), without_(without) {}
-
-  void Run(kernels::Stream& stream,
-           plan::UnitId unit,
-           plan::UnitPass pass,
-           const UnitMemory& memory,
-           const std::vector<FreshGradient>& gradients) {
-    const Module& module = *model_.modules_[unit];
-    size_t at = 0;
-    for (const plan::SegmentSpec& segment : plan::SegmentsOf(model_.inventory_, unit, pass)) {
-      ASSERT_EQ(At(module.segments(pass), at++), segment.kind);
-      name_ = std::string(plan::UnitPassName(pass)) + " " + plan::SegmentName(segment.kind) +
-              " of " + model_.inventory_.units[unit].name;
-      Hide(unit, Named(pass, segment), memory, gradients);
-      if (pass == plan::UnitPass::kBackward) {
-        module.RunSegment(stream, memory, segment.kind, gradients);
-      } else {
-        module.RunSegment(stream, memory, pass, segment.kind);
-      }
-      Restore();
-    }
-    ASSERT_EQ(at, module.segments(pass).size());
+void ModelMemory::RunWatched(SegmentWatch& watch,
+                             plan::UnitId unit,
+                             plan::UnitPass pass,
+                             const UnitMemory& memory,
+                             const std::vector<FreshGradient>& gradients) {
+  const Module& module = *modules_[unit];
+  std::vector<TensorView> views;
+  for (const FreshGradient& gradient : gradients) {
+    views.push_back(gradient.view);
   }
-
-  const std::string& fault() const { return fault_; }
-
- private:
-  // Bytes that a segment does not own: it may not read them, or not change them, or neither.
-  struct Area {
-    std::string name;
-    TensorView view;
-    std::vector<std::byte> kept;  // what they held
-    bool reads = false;
-    bool writes = false;
-    bool scratch = false;
-  };
-  static size_t BytesOf(const TensorView& view) {
-    return static_cast<size_t>(view.elements() * DTypeBytes(view.dtype));
+  size_t at = 0;
+  for (const plan::SegmentSpec& segment : plan::SegmentsOf(inventory_, unit, pass)) {
+    ASSERT_EQ(At(module.segments(pass), at++), segment.kind);
+    watch.Run({.inventory = inventory_,
+               .unit = unit,
+               .pass = pass,
+               .segment = segment,
+               .memory = memory,
+               .gradients = views},
+              [&] {
+                if (pass == plan::UnitPass::kBackward) {
+                  module.RunSegment(stream_, memory, segment.kind, gradients);
+                } else {
+                  module.RunSegment(stream_, memory, pass, segment.kind);
+                }
+              });
   }
-
-  plan::SegmentSpec Named(plan::UnitPass pass, plan::SegmentSpec segment) const {
-    std::vector<plan::SegmentUse> uses;
-    for (plan::SegmentUse use : std::exchange(segment.uses, {})) {
-      const auto lacks = [&](Part part) {
-        return without_ && without_(pass, segment.kind, use, part);
-      };
-      if (!use.reads && !use.writes && lacks(Part::kScratch)) {
-        continue;
-      }
-      const bool reads = use.reads && !lacks(Part::kRead);
-      const bool writes = use.writes && !lacks(Part::kWrite);
-      if (reads == use.reads && writes == use.writes) {
-        uses.push_back(use);
-      } else if (reads || writes) {
-        use.reads = reads;
-        use.writes = writes;
-        uses.push_back(use);
-      }
-    }
-    segment.uses = std::move(uses);
-    return segment;
-  }
-
-  void Add(const std::string& name,
-           const TensorView& view,
-           const plan::SegmentUse& use,
-           bool named) {
-    const auto* data = static_cast<const std::byte*>(view.data);
-    areas_.push_back({.name = name,
-                      .view = view,
-                      .kept = {data, data + BytesOf(view)},
-                      .reads = use.reads,
-                      .writes = use.writes,
-                      .scratch = named && !use.reads && !use.writes});
-    if (!use.reads) {
-      std::memset(view.data, 0xFF, BytesOf(view));
-    }
-  }
-
-  void AddList(plan::ActivationList list,
-               const std::vector<plan::ActivationSpec>& specs,
-               const std::vector<TensorView>& views,
-               const plan::SegmentSpec& segment) {
-    for (size_t i = 0; i < views.size(); ++i) {
-      const auto use =
-          std::find_if(segment.uses.begin(), segment.uses.end(), [&](const plan::SegmentUse& at) {
-            return at.list == list && at.name == specs[i].name;
-          });
-      const bool named = use != segment.uses.end();
-      Add(specs[i].name, views[i], named ? *use : plan::SegmentUse(), named);
-    }
-  }
-
-  void Hide(plan::UnitId unit,
-            const plan::SegmentSpec& segment,
-            const UnitMemory& memory,
-            const std::vector<FreshGradient>& gradients) {
-    areas_.clear();
-    const plan::UnitSpec& spec = model_.inventory_.units[unit];
-    AddList(plan::ActivationList::kSaved, spec.saved, memory.saved, segment);
-    AddList(plan::ActivationList::kRemade, spec.remade, memory.remade, segment);
-    AddList(plan::ActivationList::kWorkspace, spec.workspace, memory.workspace, segment);
-    AddList(plan::ActivationList::kShared, model_.inventory_.shared, memory.shared, segment);
-    const std::vector<plan::TensorId> tensors = model_.TensorsOf(static_cast<size_t>(unit));
-    for (size_t i = 0; i < tensors.size(); ++i) {
-      const bool named = std::find(segment.weights.begin(), segment.weights.end(), tensors[i]) !=
-                         segment.weights.end();
-      const std::string& name = model_.inventory_.tensors[tensors[i]].name;
-      Add(name, memory.weights[i], {.name = name, .reads = named}, named);
-      if (!gradients.empty() && gradients[i].view.present() && !named) {
-        Add("gradient of " + name, gradients[i].view, {.name = name, .reads = true}, named);
-      }
-    }
-  }
-
-  void Restore() {
-    for (const Area& area : areas_) {
-      auto* data = static_cast<std::byte*>(area.view.data);
-      const bool changed = area.reads
-                               ? !std::equal(area.kept.begin(), area.kept.end(), data)
-                               : std::any_of(data, data + area.kept.size(), [](std::byte at) {
-                                   return at != std::byte{0xFF};
-                                 });
-      if (area.scratch) {
-        std::memset(data, 0xFF, area.kept.size());
-      } else if (!area.writes) {
-        if (changed && fault_.empty()) {
-          fault_ = name_ + " writes " + area.name;
-        }
-        std::copy(area.kept.begin(), area.kept.end(), data);
-      }
-    }
-  }
-
-  const ModelMemory& model_;
-  const Without& without_;
-  std::string name_;  // of the segment that runs
-  std::string fault_;
-  std::vector<Area> areas_;
-};
+  ASSERT_EQ(at, module.segments(pass).size());
+}
 
 ModelMemory::Watched ModelMemory::WatchedGradients(const Without& without) {
-  SegmentWatch watch(*this, without);
+  SegmentWatch watch(without);
   Watched watched;
   watched.gradients = Gradients<FreshGradient>(0, &watch);
   watched.fault = watch.fault();
@@ -328,7 +213,7 @@ std::vector<std::vector<float>> ModelMemory::Gradients(float start, SegmentWatch
     if (watch == nullptr) {
       modules_[unit]->Run(stream_, memory, pass);
     } else {
-      watch->Run(stream_, unit, pass, memory, {});
+      RunWatched(*watch, unit, pass, memory, {});
     }
   };
   for (size_t call = 0; call < calls_.size(); ++call) {
@@ -368,7 +253,7 @@ std::vector<std::vector<float>> ModelMemory::Gradients(float start, SegmentWatch
     }
     if constexpr (std::is_same_v<Gradient, FreshGradient>) {
       if (watch != nullptr) {
-        watch->Run(stream_,
+        RunWatched(*watch,
                    calls_[call],
                    plan::UnitPass::kBackward,
                    MemoryOf(call, Pass::kBackward),

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "common/model/model_inventory.h"
+#include "tests/worker/model/segment_watch.h"
 #include "worker/model/module.h"
 
 namespace ravel::model {
@@ -44,22 +45,21 @@ class ModelMemory {
   template <typename Gradient>
   std::vector<std::vector<float>> Gradients(float start);
 
-  // The same with FreshGradient, segment by segment: while one runs, all activations that it does
-  // not read by its SegmentSpec, and all weights that it does not name, are NaN; afterwards they,
-  // and the gradients of such weights, are what they were, unless it writes them. `fault`: the
-  // first activation or gradient that was written without being named.
+  // The same with FreshGradient, segment by segment, watched.
   struct Watched {
     std::vector<std::vector<float>> gradients;
     std::string fault;
   };
-  // `without`: says which uses are taken not to be named; `Part` of a use at a time.
-  enum class Part { kRead, kWrite, kScratch };
-  using Without =
-      std::function<bool(plan::UnitPass pass, plan::SegmentKind, const plan::SegmentUse&, Part)>;
+  using Part = SegmentWatch::Part;
+  using Without = SegmentWatch::Without;
   Watched WatchedGradients(const Without& without = nullptr);
 
  private:
-  class SegmentWatch;
+  void RunWatched(SegmentWatch& watch,
+                  plan::UnitId unit,
+                  plan::UnitPass pass,
+                  const UnitMemory& memory,
+                  const std::vector<FreshGradient>& gradients);
   template <typename Gradient>
   std::vector<std::vector<float>> Gradients(float start, SegmentWatch* watch);
   // In a forward there is nothing remade.

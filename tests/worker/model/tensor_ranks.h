@@ -1,7 +1,8 @@
 #pragma once
 
-// The ranks of a tensor axis in one process: layers, final norm and head of a model, each rank with
-// its cut of the weights, in memory of its own. What ranks would exchange, the test hands over.
+// The ranks of a tensor axis in one process: all units of a model, segment by segment, each rank
+// with its cut of the weights, in memory of its own. What ranks would exchange, the test hands
+// over.
 
 #include <cstdint>
 #include <map>
@@ -11,10 +12,7 @@
 
 #include "common/model/model_inventory.h"
 #include "kernels/stream.h"
-#include "worker/model/attention_block.h"
-#include "worker/model/mlp_block.h"
-#include "worker/model/norm.h"
-#include "worker/model/vocabulary_parts.h"
+#include "worker/model/module.h"
 
 namespace ravel::model {
 
@@ -25,6 +23,7 @@ enum class Mistake {
   kLossByRank,         // one largest logit and sum per rank
   kRoundBeforeAdding,  // of the sum, then of the residual (bf16)
   kFoldMicroBatches,   // leaves are added before micro-batches are
+  kPlusZero,           // rows of the table that a rank lacks are +0
 };
 
 struct RankTestModel {
@@ -39,8 +38,8 @@ struct RankTestModel {
 // Results on which all degrees must agree: by name, elements as bits.
 using RankResults = std::map<std::string, std::vector<float>>;
 
-// Runs forward and backward on `degree` ranks and puts together what they computed: hidden, losses,
-// dhidden, and every gradient, in global shapes.
+// Runs evaluation, forward, recomputation and backward on `degree` ranks and puts together what
+// they computed: hidden after each unit, losses, dhidden, and every gradient, in global shapes.
 RankResults RunRanks(const RankTestModel& model, int64_t degree, Mistake mistake = Mistake::kNone);
 
 // Names of what differs in a bit.

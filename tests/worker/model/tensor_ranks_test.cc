@@ -58,6 +58,18 @@ std::vector<NamedModel> AllModels() {
   models.back().model.config.intermediate_size = 64;
   models.push_back({"bf16", ModelOf(plan::ArchitectureKind::kLlama, 2)});
   models.back().model.dtype = DType::kBF16;
+  models.push_back({"gpt2_bf16", ModelOf(plan::ArchitectureKind::kGpt2, 8)});
+  models.back().model.dtype = DType::kBF16;
+  models.push_back({"gpt2_tied", ModelOf(plan::ArchitectureKind::kGpt2, 8)});
+  models.back().model.config.tie_word_embeddings = true;
+  for (const plan::RecomputePolicy policy :
+       {plan::RecomputePolicy::kNorm, plan::RecomputePolicy::kMlp, plan::RecomputePolicy::kBlock}) {
+    const std::string suffix = "_recompute" + std::to_string(static_cast<int>(policy));
+    models.push_back({"qwen3" + suffix, ModelOf(plan::ArchitectureKind::kQwen3, 2)});
+    models.back().model.recompute = policy;
+    models.push_back({"gpt2" + suffix, ModelOf(plan::ArchitectureKind::kGpt2, 8)});
+    models.back().model.recompute = policy;
+  }
   return models;
 }
 
@@ -112,7 +124,7 @@ std::vector<float> NormGradients(const RankTestModel& model,
   const Norm::Statistics of_rows = {.mean = VectorView(statistics.data(), rows),
                                     .rstd = VectorView(statistics.data() + rows, rows)};
   kernels::CpuStream stream;
-  const UnitMemory unit_memory = memory.Memory({}, true);
+  const UnitMemory unit_memory = memory.Memory({}, plan::UnitPass::kBackward);
   norm.Forward(
       stream,
       {.memory = unit_memory, .x = mine(x), .copy = {}, .y = mine(y), .statistics = of_rows});
@@ -179,6 +191,7 @@ TEST(TensorParts, EachRuleOfTheOrderIsNeeded) {
   narrow.dtype = DType::kBF16;
   EXPECT_THAT(Differences(RunRanks(narrow, 1), RunRanks(narrow, 2, Mistake::kRoundBeforeAdding)),
               Not(IsEmpty()));
+  EXPECT_THAT(Differences(one, RunRanks(model, 4, Mistake::kPlusZero)), Not(IsEmpty()));
 }
 
 }  // namespace

@@ -3,7 +3,6 @@
 // One unit of a model on one rank of a tensor axis: the rank's share of each weight, its gradients,
 // and memory for its activations.
 
-#include <algorithm>
 #include <cstdint>
 #include <limits>
 #include <string>
@@ -50,6 +49,7 @@ inline void Store(const std::vector<float>& values, const TensorView& view) {
 struct Cut {
   int dimension = -1;
   std::vector<plan::VocabularyBlock> ranges = {};  // first, rows
+  bool apart = false;  // each range is a matrix of its own, one after another
 };
 
 class CutRules {
@@ -74,7 +74,7 @@ class CutRules {
     const auto& names = architecture_.qkv.names;
     if (names.size() == 1 && Is(tensor, names[0])) {
       const int64_t all = config.hidden_size;
-      return {outputs, {q, {all + first_kv, kv}, {2 * all + first_kv, kv}}};
+      return {outputs, {q, {all + first_kv, kv}, {2 * all + first_kv, kv}}, cut.degree > 1};
     }
     for (size_t i = 0; i < names.size(); ++i) {
       if (Is(tensor, names[i])) {
@@ -130,16 +130,22 @@ void ForEachLocal(const Shape& shape, const Cut& cut, const Visit& visit) {
   const int64_t rows = shape[0];
   const int64_t columns = shape.size() > 1 ? shape[1] : 1;
   int64_t local = 0;
-  const auto owned = [&](int64_t at) {
-    return cut.dimension < 0 ||
-           std::any_of(cut.ranges.begin(), cut.ranges.end(), [&](const auto& range) {
-             return at >= range.first && at < range.first + range.rows;
-           });
-  };
-  for (int64_t row = 0; row < rows; ++row) {
-    for (int64_t column = 0; column < columns; ++column) {
-      if (owned(cut.dimension == 1 ? column : row)) {
-        visit(static_cast<size_t>(row * columns + column), static_cast<size_t>(local++));
+  const size_t matrices = cut.apart ? cut.ranges.size() : 1;
+  for (size_t matrix = 0; matrix < matrices; ++matrix) {
+    const auto owned = [&](int64_t at) {
+      bool inside = cut.dimension < 0;
+      for (size_t i = 0; i < cut.ranges.size(); ++i) {
+        const auto& range = cut.ranges[i];
+        inside = inside || ((!cut.apart || i == matrix) && at >= range.first &&
+                            at < range.first + range.rows);
+      }
+      return inside;
+    };
+    for (int64_t row = 0; row < rows; ++row) {
+      for (int64_t column = 0; column < columns; ++column) {
+        if (owned(cut.dimension == 1 ? column : row)) {
+          visit(static_cast<size_t>(row * columns + column), static_cast<size_t>(local++));
+        }
       }
     }
   }
@@ -180,6 +186,7 @@ class UnitOfRank {
                            .site = tensor.site,
                            .first_index = 0,
                            .standard_deviation = 0.3f});
+      whole[0] = -0.0f;
       std::vector<float> local(static_cast<size_t>(ElementCount(shapes_[i])));
       ForEachLocal(
           tensor.shape, cuts_[i], [&](size_t from, size_t to) { local[to] = whole[from]; });
@@ -191,13 +198,13 @@ class UnitOfRank {
     Fill(leaves_, spec_.leaves);
   }
 
-  UnitMemory Memory(const std::vector<TensorView>& shared, bool backward) {
+  UnitMemory Memory(const std::vector<TensorView>& shared, plan::UnitPass pass) {
     UnitMemory memory;
     for (size_t i = 0; i < tensors_.size(); ++i) {
       memory.weights.push_back(Weight(i));
     }
     memory.saved = Views(spec_.saved, saved_);
-    if (backward) {
+    if (pass == plan::UnitPass::kRecompute || pass == plan::UnitPass::kBackward) {
       memory.remade = Views(spec_.remade, remade_);
       memory.leaves = Views(spec_.leaves, leaves_);
     }

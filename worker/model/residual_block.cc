@@ -1,0 +1,109 @@
+#include "worker/model/residual_block.h"
+
+#include "kernels/part_sum.h"
+
+namespace ravel::model {
+
+using kernels::Stream;
+
+ResidualBlock::ResidualBlock(const UnitTensors& tensors, const Parts& parts)
+    : cut_(tensors.inventory().cut),
+      norm_(tensors, parts.norm),
+      normed_(tensors, parts.index, "d_c"),
+      input_(tensors, parts.input, parts.members),
+      output_(tensors, parts.output),
+      x_(tensors.spec(), parts.x),
+      d_a_(ActivationIndex(tensors.spec().workspace, "d_a")),
+      d_b_(ActivationIndex(tensors.spec().workspace, "d_b")),
+      d_c_(ActivationIndex(tensors.spec().workspace, "d_c")),
+      hidden_(ActivationIndex(tensors.inventory().shared, "hidden")),
+      dhidden_(ActivationIndex(tensors.inventory().shared, "dhidden")) {}
+
+void ResidualBlock::ForwardNorm(Stream& stream, const UnitMemory& memory) const {
+  norm_.Forward(stream,
+                {.memory = memory,
+                 .x = memory.shared[hidden_],
+                 .copy = x_.IfKept(memory),
+                 .y = normed_.ResultIn(memory),
+                 .statistics = normed_.StatisticsIn(memory)});
+}
+
+void ResidualBlock::RemakeNorm(Stream& stream, const UnitMemory& memory) const {
+  norm_.Forward(stream,
+                {.memory = memory,
+                 .x = x_.In(memory),
+                 .copy = {},
+                 .y = normed_.ResultIn(memory),
+                 .statistics = normed_.StatisticsIn(memory)});
+}
+
+void ResidualBlock::Forward(Stream& stream, const UnitMemory& memory) const {
+  AddOutput(stream, memory, InnerForward(stream, memory), memory.shared[hidden_]);
+}
+
+// y holds x.
+void ResidualBlock::AddOutput(Stream& stream,
+                              const UnitMemory& memory,
+                              const TensorView& from,
+                              const TensorView& y) const {
+  if (!cut_.cuts()) {
+    output_.Forward(stream,
+                    {.memory = memory, .x = from, .y = y, .output = kernels::Output::kAccumulate});
+    return;
+  }
+  const std::vector<TensorView> halves =
+      output_.ForwardParts(stream, {.memory = memory, .from = from});
+  if (!over_ranks()) {
+    output_.FinishForward(stream, {.memory = memory, .pieces = halves, .residual = y, .y = y});
+  }
+}
+
+void ResidualBlock::ForwardSum(Stream& stream, const UnitMemory& memory) const {
+  Sum(stream, memory, memory.shared[hidden_]);
+}
+
+void ResidualBlock::Sum(Stream& stream, const UnitMemory& memory, const TensorView& x) const {
+  output_.FinishForward(stream,
+                        {.memory = memory,
+                         .pieces = memory.pieces,
+                         .residual = RowsOf(x, memory.first_row, memory.rows.size[0]),
+                         .y = memory.rows});
+}
+
+void ResidualBlock::Backward(Stream& stream,
+                             const UnitMemory& memory,
+                             const WeightGradients& gradients) const {
+  const TensorView dy = InnerBackward(stream, memory, gradients);
+  const TensorView& dx = memory.workspace[d_c_];
+  if (!cut_.cuts()) {
+    input_.InputGradient(stream, {.memory = memory, .dy = dy, .dx = dx});
+  } else {
+    const std::vector<TensorView> halves =
+        input_.InputGradientParts(stream, {.memory = memory, .from = dy});
+    if (!over_ranks()) {
+      kernels::SumParts(stream, {.pieces = halves, .out = dx});
+    }
+  }
+  input_.WeightGradient(
+      stream, {.memory = memory, .gradients = gradients, .x = normed_.ResultIn(memory), .dy = dy});
+}
+
+void ResidualBlock::BackwardSum(Stream& stream, const UnitMemory& memory) const {
+  kernels::SumParts(stream, {.pieces = memory.pieces, .out = memory.rows});
+}
+
+void ResidualBlock::BackwardNorm(Stream& stream,
+                                 const UnitMemory& memory,
+                                 const WeightGradients& gradients) const {
+  const TensorView& dhidden = memory.shared[dhidden_];
+  norm_.Backward(stream,
+                 {.memory = memory,
+                  .gradients = gradients,
+                  .dy = memory.workspace[d_c_],
+                  .x = x_.In(memory),
+                  .dresidual = dhidden,
+                  .dx = dhidden,
+                  .statistics = normed_.StatisticsIn(memory)});
+}
+
+}  // namespace ravel::model

@@ -1,0 +1,79 @@
+#pragma once
+
+// x + Output(f(Input(Norm(x)))): what the two halves of a decoder layer have in common.
+
+#include "worker/model/norm.h"
+#include "worker/model/projection.h"
+
+namespace ravel::model {
+
+// The segments of each pass: the norm; what reads its result, which ends with a product; where
+// ranks of a tensor axis have parts of that product each, the sum over them. `hidden` is the
+// residual stream x, `dhidden` its gradient.
+class ResidualBlock {
+ public:
+  virtual ~ResidualBlock() = default;
+  ResidualBlock(const ResidualBlock&) = delete;
+  ResidualBlock& operator=(const ResidualBlock&) = delete;
+
+  // Reads `hidden`; keeps a copy of it where the inventory says so.
+  void ForwardNorm(kernels::Stream& stream, const UnitMemory& memory) const;
+  // Adds to `hidden`, or writes the addend.
+  void Forward(kernels::Stream& stream, const UnitMemory& memory) const;
+  // UnitMemory::rows = those of (hidden + the output's bias) + the tree of pieces.
+  void ForwardSum(kernels::Stream& stream, const UnitMemory& memory) const;
+  // Recompute what the policy does not keep.
+  void RemakeNorm(kernels::Stream& stream, const UnitMemory& memory) const;
+  virtual void Remake(kernels::Stream& stream, const UnitMemory& memory) const = 0;
+  // Reads `dhidden`; leaves the gradient of the norm's result in the workspace, or its addend.
+  // Writes the gradients of all weights but the norm's.
+  void Backward(kernels::Stream& stream,
+                const UnitMemory& memory,
+                const WeightGradients& gradients) const;
+  // UnitMemory::rows = the tree of pieces.
+  void BackwardSum(kernels::Stream& stream, const UnitMemory& memory) const;
+  // `dhidden` in place.
+  void BackwardNorm(kernels::Stream& stream,
+                    const UnitMemory& memory,
+                    const WeightGradients& gradients) const;
+
+ protected:
+  struct Parts {
+    std::string_view norm;   // name of its tensors
+    std::string_view index;  // of its activations
+    std::string_view x;      // activation that keeps its input
+    const plan::LinearNames& input;
+    Projection::Members members;  // of the input projection
+    const plan::LinearNames& output;
+  };
+  ResidualBlock(const UnitTensors& tensors, const Parts& parts);
+
+  // From the norm's result: what the output projection reads.
+  virtual TensorView InnerForward(kernels::Stream& stream, const UnitMemory& memory) const = 0;
+  // From `dhidden`: the gradient of what the input projection has made, and gradients of weights
+  // between it and `hidden`.
+  virtual TensorView InnerBackward(kernels::Stream& stream,
+                                   const UnitMemory& memory,
+                                   const WeightGradients& gradients) const = 0;
+
+  // y = x + the output product of `from`, or the addend of it.
+  void AddOutput(kernels::Stream& stream,
+                 const UnitMemory& memory,
+                 const TensorView& from,
+                 const TensorView& y) const;
+  // rows = those of (x + bias) + the tree of pieces.
+  void Sum(kernels::Stream& stream, const UnitMemory& memory, const TensorView& x) const;
+
+  bool over_ranks() const { return cut_.degree > 1; }
+
+  plan::TensorCut cut_;
+  Norm norm_;
+  NormActivations normed_;
+  Projection input_;
+  Projection output_;
+  Activation x_;
+  size_t d_a_, d_b_, d_c_;   // workspace
+  size_t hidden_, dhidden_;  // shared
+};
+
+}  // namespace ravel::model

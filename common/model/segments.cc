@@ -168,6 +168,10 @@ class SegmentList {
 
   // The bias of an output product is added once, with the residual.
   void Residual(SegmentKind kind, const LinearNames& output) {
+    std::erase_if(segments_.back().weights, [&](TensorId tensor) {
+      const std::string& name = inventory_.tensors[tensor].name;
+      return name == absl::StrCat(prefix_, std::string(output.names[0]), ".bias");
+    });
     const auto names = output.bias ? output.names : std::vector<std::string_view>();
     if (recomputes()) {
       AddSum(

@@ -88,6 +88,25 @@ TEST(TensorCuts, GradientsOfWhatIsNotCutMayBeAddends) {
   EXPECT_FALSE(Find(one, "q_norm").cut.partial_gradient);
 }
 
+// The vocabulary of 97 rows is in blocks of 32; key heads are copied; nothing else differs by rank.
+TEST(TensorCuts, LastRanksHaveFewerRowsOfAVocabularyOrNone) {
+  ModelConfig config = Model(ArchitectureKind::kLlama, 8, 2);
+  const ModelInventory inventory = Cut(config, {.parts = 4, .degree = 4});
+  for (int64_t rank = 0; rank < 4; ++rank) {
+    EXPECT_EQ(RankShape(Find(inventory, "lm_head"), rank), (Shape{rank < 3 ? 32 : 1, 64}));
+    EXPECT_EQ(RankShape(Find(inventory, "k_proj"), rank), (Shape{8, 64}));
+    EXPECT_EQ(RankShape(Find(inventory, "o_proj"), rank), (Shape{64, 16}));
+    EXPECT_EQ(RankShape(Find(inventory, "input_layernorm"), rank), (Shape{64}));
+  }
+  config.vocab_size = 9;
+  const ModelInventory small = Cut(config, {.parts = 4, .degree = 4});
+  EXPECT_EQ(RankShape(Find(small, "embed_tokens"), 1), (Shape{1, 64}));
+  EXPECT_EQ(RankShape(Find(small, "embed_tokens"), 2), (Shape{0, 64}));
+  EXPECT_EQ(RankShape(Find(small, "embed_tokens"), 3), (Shape{0, 64}));
+  const ModelInventory whole = Cut(config, {.parts = 4});
+  EXPECT_EQ(RankShape(Find(whole, "embed_tokens"), 0), (Shape{9, 64}));
+}
+
 TEST(TensorCuts, KeyHeadsFewerThanRanksAreCopied) {
   const ModelInventory inventory =
       Cut(Model(ArchitectureKind::kLlama, 8, 2), {.parts = 8, .degree = 8});

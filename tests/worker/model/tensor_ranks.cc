@@ -114,6 +114,10 @@ class Ranks {
         Pass(unit, UnitPass::kEvaluate);
       }
       Keep(absl::StrCat("evaluated", m), "loss");
+      for (const std::unique_ptr<Rank>& rank : ranks_) {  // the backward makes them again
+        Store(std::vector<float>(FloatsOf(rank->Shared("loss")).size(), kUnset),
+              rank->Shared("loss"));
+      }
       for (const plan::UnitId unit : units.ids()) {
         Pass(unit, UnitPass::kForward);
         Keep(absl::StrCat("hidden", m, " of ", units[unit].name), "hidden");
@@ -186,7 +190,7 @@ class Ranks {
     const Module& module = *rank.modules[unit];
     const WeightGradients gradients = At(rank.units, unit.value())->Gradients(output_);
     const bool backward = pass == UnitPass::kBackward;
-    SegmentWatch watch;
+    SegmentWatch watch(model_.without);
     watch.Run(
         {.inventory = rank.Of(unit),
          .unit = unit,
@@ -206,7 +210,7 @@ class Ranks {
           }
         });
     if (!watch.fault().empty()) {
-      results_[watch.fault()] = {static_cast<float>(degree_)};  // differs between degrees
+      Fault(watch.fault());
     }
   }
 
@@ -271,10 +275,17 @@ class Ranks {
     }
   }
 
+  // Differs between degrees.
+  void Fault(const std::string& what) { results_[what] = {static_cast<float>(degree_)}; }
+
   void Keep(const std::string& name, const char* shared) {
-    results_[name] = FloatsOf(ranks_[0]->Shared(shared));
+    const TensorView first = ranks_[0]->Shared(shared);
+    results_[name] = FloatsOf(first);
     for (const std::unique_ptr<Rank>& rank : ranks_) {
-      CHECK(FloatsOf(rank->Shared(shared)) == results_[name]);
+      const auto bytes = static_cast<size_t>(first.elements() * DTypeBytes(first.dtype));
+      if (std::memcmp(rank->Shared(shared).data, first.data, bytes) != 0) {
+        Fault("ranks differ in " + name);
+      }
     }
   }
 
@@ -314,7 +325,9 @@ class Ranks {
         }
       }
       for (const float value : share) {  // what all ranks compute is the same on all
-        CHECK(std::memcmp(&value, share.data(), sizeof(value)) == 0);
+        if (std::memcmp(&value, share.data(), sizeof(value)) != 0) {
+          Fault("ranks differ in the gradient of " + tensor.name);
+        }
       }
       whole.push_back(share[0]);
     }

@@ -12,6 +12,7 @@
 
 #include "common/model/model_inventory.h"
 #include "kernels/stream.h"
+#include "tests/worker/model/segment_watch.h"
 #include "worker/model/module.h"
 
 namespace ravel::model {
@@ -33,6 +34,7 @@ struct RankTestModel {
   int64_t micro_batches = 1;
   DType dtype = DType::kF32;  // of activations and weights
   plan::RecomputePolicy recompute = plan::RecomputePolicy::kNone;
+  SegmentWatch::Without without = nullptr;  // uses that segments are taken not to name
 };
 
 // Results on which all degrees must agree: by name, elements as bits.

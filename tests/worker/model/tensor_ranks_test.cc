@@ -3,6 +3,9 @@
 
 #include "tests/worker/model/tensor_ranks.h"
 
+#include <set>
+#include <tuple>
+
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -176,6 +179,43 @@ TEST(TensorParts, NormsOfCutTokensGiveTheBitsOfAll) {
       EXPECT_EQ(ranks[0], whole) << degree;
       EXPECT_EQ(cut_dx, dx) << degree;
     }
+  }
+}
+
+TEST(TensorParts, NoUseOfASegmentCanBeLeftOut) {
+  using Part = SegmentWatch::Part;
+  using Use =
+      std::tuple<plan::UnitPass, plan::SegmentKind, plan::ActivationList, std::string, Part>;
+  for (const plan::ArchitectureKind kind :
+       {plan::ArchitectureKind::kQwen3, plan::ArchitectureKind::kGpt2}) {
+    RankTestModel model = ModelOf(kind, 8);
+    model.config.num_hidden_layers = 1;
+    model.micro_batches = 1;
+    const bool block = kind == plan::ArchitectureKind::kQwen3;
+    model.recompute = block ? plan::RecomputePolicy::kBlock : plan::RecomputePolicy::kNone;
+    std::set<Use> all;
+    const auto of = [](auto pass, auto segment, const plan::SegmentUse& use, Part part) {
+      return Use(pass, segment, use.list, use.name, part);
+    };
+    model.without = [&](auto pass, auto segment, const auto& use, Part part) {
+      all.insert(of(pass, segment, use, part));
+      return false;
+    };
+    const RankResults whole = RunRanks(model, 2);
+    for (const Use& lacking : all) {
+      const std::string& name = std::get<3>(lacking);
+      if (name == "ids" || name == "targets") {  // that are no tokens would end the process
+        continue;
+      }
+      model.without = [&](auto pass, auto segment, const auto& use, Part part) {
+        return of(pass, segment, use, part) == lacking;
+      };
+      EXPECT_THAT(Differences(whole, RunRanks(model, 2)), Not(IsEmpty()))
+          << plan::UnitPassName(std::get<0>(lacking)) << " "
+          << plan::SegmentName(std::get<1>(lacking)) << " without " << name << " "
+          << static_cast<int>(std::get<4>(lacking));
+    }
+    EXPECT_GT(all.size(), 60u);
   }
 }
 

@@ -43,6 +43,9 @@ struct StepCase {
   int64_t data_ranks = 1;
   int64_t lanes = 1;
   int64_t micro_batches = 2;
+  bool twice = false;  // each layer runs twice
+  bool drops = false;  // every other micro-batch leaves out the first layer
+  plan::ComputeType compute = plan::ComputeType::kF32;
 };
 
 // By name, and by place on the tensor axis where ranks may differ; elements as bits.
@@ -61,6 +64,7 @@ plan::JobSpec JobOf(const StepCase& tested, int64_t tensor) {
   config.head_dim = gpt2 ? 4 : 6;
   config.max_position_embeddings = 32;
   config.tie_word_embeddings = tested.tied;
+  config.layer_sharing = tested.twice;
   plan::JobSpec spec;
   spec.model = config;
   spec.data.sequence_length = 6;
@@ -73,6 +77,8 @@ plan::JobSpec JobOf(const StepCase& tested, int64_t tensor) {
   spec.tensor = tensor;
   spec.tensor_parts = kParts;
   spec.allow_padding = true;
+  spec.compute = tested.compute;
+  spec.layer_drop = tested.drops ? 0.5 : 0;
   return spec;
 }
 
@@ -165,8 +171,12 @@ class KeepGradients final : public StepActions {
 
 class RankOfStep {
  public:
-  RankOfStep(const plan::ShardingPlan& plan, comm::Communicator& communicator, Results& results)
-      : plan_(plan),
+  RankOfStep(const StepCase& tested,
+             const plan::ShardingPlan& plan,
+             comm::Communicator& communicator,
+             Results& results)
+      : tested_(tested),
+        plan_(plan),
         communicator_(communicator),
         results_(results),
         rank_(communicator.rank()),
@@ -225,6 +235,10 @@ class RankOfStep {
         if (run.first == 0) {
           out[0] = -0.0f;
         }
+        if (group.rounds_weights()) {
+          auto* rounded = reinterpret_cast<uint16_t*>(group.stored_model_weight()) + run.offset;
+          std::transform(out, out + run.elements, rounded, FloatToBf16);
+        }
       });
     }
   }
@@ -235,7 +249,7 @@ class RankOfStep {
       const int64_t lane = plan::LaneOf(plan_, slot.turn, rank_);
       const int64_t sample = (step * 8 + lane) * 8 + slot.micro_batch;
       Load(executor, sample);
-      RETURN_IF_ERROR(executor.Run({.slot = slot, .used = {}, .step = step}));
+      RETURN_IF_ERROR(executor.Run({.slot = slot, .used = UsedIn(slot.micro_batch), .step = step}));
       Keep(executor, "loss", sample, lane);
       Keep(executor, "hidden", sample, lane);
       Keep(executor, "dhidden", sample, lane);
@@ -245,6 +259,12 @@ class RankOfStep {
         executor.Run({.slot = {.phase = plan::Phase::kEval}, .used = {}, .step = step}));
     Keep(executor, "loss", -step, plan::LaneOf(plan_, 0, rank_));
     return absl::OkStatus();
+  }
+
+  plan::IdVector<plan::UnitId, bool> UsedIn(int64_t micro_batch) const {
+    plan::IdVector<plan::UnitId, bool> used(plan_.inventory.units.size(), true);
+    used[1] = !tested_.drops || micro_batch % 2 == 0;
+    return used;
   }
 
   TensorView Shared(const UnitExecutor& executor, const char* name) const {
@@ -265,11 +285,15 @@ class RankOfStep {
       return;
     }
     const TensorView view = Shared(executor, name);
-    results_.Add(absl::StrCat(name, " of ", sample),
-                 coordinate_,
-                 {view.As<float>(), view.As<float>() + view.elements()});
+    std::vector<float> values(Size(view.elements()));
+    for (size_t i = 0; i < values.size(); ++i) {
+      values[i] =
+          view.dtype == DType::kF32 ? view.As<float>()[i] : Bf16ToFloat(view.As<uint16_t>()[i]);
+    }
+    results_.Add(absl::StrCat(name, " of ", sample), coordinate_, std::move(values));
   }
 
+  const StepCase& tested_;
   const plan::ShardingPlan& plan_;
   comm::Communicator& communicator_;
   Results& results_;
@@ -317,7 +341,7 @@ std::map<std::string, std::vector<float>> RunStepOf(const StepCase& tested, int6
   std::vector<std::thread> threads;
   for (const std::unique_ptr<comm::Communicator>& communicator : communicators) {
     threads.emplace_back([&] {
-      const absl::Status status = RankOfStep(*plan, *communicator, results).Run();
+      const absl::Status status = RankOfStep(tested, *plan, *communicator, results).Run();
       EXPECT_TRUE(status.ok()) << status;
       if (!status.ok()) {
         communicator->Abort("a rank failed");
@@ -372,7 +396,7 @@ std::vector<StepCase> AllSteps() {
        .tied = true,
        .recompute = RecomputePolicy::kMlp,
        .strategy = Strategy::kOptim},
-      {.name = "llama_2kv_two_data_ranks",
+      {.name = "llama_two_data_ranks",
        .key_heads = 4,
        .strategy = Strategy::kOptimGrads,
        .data_ranks = 2,
@@ -393,6 +417,22 @@ std::vector<StepCase> AllSteps() {
        .architecture = ArchitectureKind::kQwen3,
        .tied = true,
        .recompute = RecomputePolicy::kBlock},
+      {.name = "qwen3_bf16",
+       .architecture = ArchitectureKind::kQwen3,
+       .key_heads = 4,
+       .compute = plan::ComputeType::kBF16},
+      {.name = "llama_layers_twice",
+       .key_heads = 4,
+       .recompute = RecomputePolicy::kBlock,
+       .twice = true},
+      {.name = "qwen2_layers_left_out",
+       .architecture = ArchitectureKind::kQwen2,
+       .key_heads = 2,
+       .drops = true},
+      {.name = "gpt2_bf16",
+       .architecture = ArchitectureKind::kGpt2,
+       .tied = true,
+       .compute = plan::ComputeType::kBF16},
       {.name = "gpt2", .architecture = ArchitectureKind::kGpt2, .micro_batches = 1},
       {.name = "gpt2_tied",
        .architecture = ArchitectureKind::kGpt2,

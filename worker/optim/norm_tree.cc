@@ -133,10 +133,29 @@ class SumRecorder {
   std::vector<Noted> noted_;
 };
 
+// Elements of a row of a vector. Where sums are in parts and the tensor axis would cut it, rows end
+// where any of its parts does, and with each 256 elements, at which alone shards end.
+int64_t VectorRow(const plan::ModelInventory& inventory, const plan::TensorSpec& tensor) {
+  const plan::DimensionCut& cut = tensor.cut;
+  if (!inventory.cut.cuts() || cut.dim != 0) {
+    return StatisticsRowElements(tensor.shape);
+  }
+  const int64_t pieces =
+      cut.heads > 0 ? std::min(inventory.cut.parts, cut.heads) : inventory.cut.parts;
+  if (cut.parts[0] == 0) {
+    return std::gcd(kVectorRowElements, ElementCount(tensor.shape) / pieces);
+  }
+  int64_t row = kVectorRowElements;
+  for (const int64_t part : cut.parts) {
+    row = std::gcd(row, part / pieces);
+  }
+  return row;
+}
+
 // Elements of a row of a piece's item.
 int64_t ItemColumns(const plan::ModelInventory& inventory, const plan::OwnedPiece& piece) {
-  const Shape& shape = inventory.tensors[piece.tensor].shape;
-  return shape.size() <= 1 ? StatisticsRowElements(shape) : RowElements(piece.item.length);
+  const plan::TensorSpec& tensor = inventory.tensors[piece.tensor];
+  return tensor.shape.size() <= 1 ? VectorRow(inventory, tensor) : RowElements(piece.item.length);
 }
 
 }  // namespace

@@ -239,6 +239,41 @@ absl::Status AddInventory(const JobSpec& spec,
   return absl::OkStatus();
 }
 
+// What decides whether a job with a tensor axis runs.
+struct TensorRun {
+  TensorCut axis;
+  bool cpu_devices = true;
+  bool recipe = false;
+  bool fp16 = false;
+  double offload_fraction = 0;
+};
+absl::Status CheckTensorRun(const TensorRun& run) {
+  if (run.axis.degree == 1) {
+    return absl::OkStatus();
+  }
+  if (!run.cpu_devices) {
+    return FieldRefusal("parallelism.tensor",
+                        "1 on gpus, where jobs with a tensor axis can be planned but not run yet",
+                        absl::StrCat(run.axis.degree));
+  }
+  if (run.axis.sequence) {
+    return FieldRefusal("parallelism.sequenceParallel",
+                        "false, since jobs with it can be planned but not run yet",
+                        "true");
+  }
+  const std::string beside = absl::StrCat(" beside parallelism.tensor ", run.axis.degree);
+  if (run.recipe) {
+    return FieldRefusal("precision.recipe", "nothing" + beside, "a recipe");
+  }
+  if (run.fp16) {
+    return FieldRefusal("precision.compute", "fp32 or bf16" + beside, "fp16");
+  }
+  return run.offload_fraction == 0 ? absl::OkStatus()
+                                   : FieldRefusal("training.optimizer.offload.fraction",
+                                                  "0" + beside,
+                                                  absl::StrCat(run.offload_fraction));
+}
+
 }  // namespace
 
 const StepProgram& ShardingPlan::program(Phase phase, LanePart part) const {
@@ -360,14 +395,12 @@ absl::StatusOr<ShardingPlan> BuildShardingPlan(const PlanRequest& request) {
   if (!spec.allow_padding) {
     RETURN_IF_ERROR(CheckPadding(plan.inventory, plan.groups));
   }
-  // Ranks that share memory have different parts of a weight where the tensor axis cuts it.
-  const bool same_host =
-      request.shared_memory && spec.transport != Transport::kGloo && spec.tensor == 1;
+  const bool same_host = request.shared_memory && spec.transport != Transport::kGloo;
   plan.options = {
       .ranks = plan.ranks,
       // Ranks of one place on the tensor axis, which would share gathered weights, do not lie
       // together.
-      .gather_in_place = same_host && TensorRanks(plan.inventory) == 1,
+      .gather_in_place = same_host && spec.tensor == 1,
       .read_peers_in_place = same_host,
       .gather_window_bytes = spec.gather_window_bytes,
       .staging_window_bytes = spec.staging_window_bytes,
@@ -399,12 +432,20 @@ absl::StatusOr<ShardingPlan> BuildShardingPlan(const PlanRequest& request) {
   return plan;
 }
 
-absl::Status CheckRuns(const TensorCut& axis) {
-  return axis.degree == 1
-             ? absl::OkStatus()
-             : FieldRefusal("parallelism.tensor",
-                            "1, since jobs with a tensor axis can be planned but not run yet",
-                            absl::StrCat(axis.degree));
+absl::Status CheckRuns(const JobSpec& spec) {
+  return CheckTensorRun({.axis = TensorCutOf(spec),
+                         .cpu_devices = spec.cpu_devices,
+                         .recipe = spec.recipe.recipe != Recipe::kNone,
+                         .fp16 = spec.compute == ComputeType::kF16,
+                         .offload_fraction = spec.optimizer.offload.fraction});
+}
+
+absl::Status CheckRuns(const ShardingPlan& plan, bool cpu_devices) {
+  return CheckTensorRun({.axis = plan.inventory.cut,
+                         .cpu_devices = cpu_devices,
+                         .recipe = IsQuantized(plan.inventory),
+                         .fp16 = plan.options.weight_type == DType::kF16,
+                         .offload_fraction = plan.options.offload_fraction});
 }
 
 absl::StatusOr<MoveTable> MovesOf(const ShardingPlan& plan) {

@@ -76,9 +76,11 @@ absl::StatusOr<MoveTable> MovesOf(const ShardingPlan& plan);
 // buffers, programs and addresses, not yet checked.
 absl::Status PlanPrograms(ShardingPlan& plan);
 
-// Refuses what can be planned but not run: programs do not move activations between the ranks of a
-// tensor axis.
-absl::Status CheckRuns(const TensorCut& axis);
+// Refuses what a job with a tensor axis can plan but not run: sequence parallelism, since programs
+// cut no tokens; gpus, fp16, recipes and offload, which have not run so. Errors name the field.
+absl::Status CheckRuns(const JobSpec& spec);
+// The same of a plan, on devices of that kind.
+absl::Status CheckRuns(const ShardingPlan& plan, bool cpu_devices);
 
 // Lanes and micro-batches: V a power of two, at least the largest device count divided by the
 // tensor axis; the global batch a multiple of V, and each lane's part of it one of the micro-batch.

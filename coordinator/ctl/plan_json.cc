@@ -14,17 +14,17 @@
 namespace ravel::ctl {
 namespace {
 
-json::Value WireJson(const plan::WireBytes& wire, const plan::TensorWire& tensor = {}) {
+json::Value WireJson(const plan::WireBytes& wire) {
   json::Value out;
-  out.Set("total", wire.shard() + wire.replicate() + tensor.total());
+  out.Set("total", wire.total());
   json::Value shard;
   shard.Set("gathers", wire.gathers).Set("reduces", wire.reduces);
   json::Value replicate;
   replicate.Set("gathers", wire.outer_gathers).Set("reduces", wire.outer_reduces);
   out.Set("shard", std::move(shard)).Set("replicate", std::move(replicate));
-  if (tensor.total() > 0) {
+  if (wire.tensor() > 0) {
     json::Value axis;
-    axis.Set("gathers", tensor.gathers).Set("reduces", tensor.reduces);
+    axis.Set("gathers", wire.tensor_gathers).Set("reduces", wire.tensor_reduces);
     out.Set("tensor", std::move(axis));
   }
   return out;
@@ -208,7 +208,7 @@ json::Value PlanJson(const PlanDocument& document) {
   out.Set("arenaLowerBoundBytes", plan.memory.lower_bound_bytes);
   out.Set("gatherWindowBytes", plan.options.gather_window_bytes);
   out.Set("stagingWindowBytes", plan.options.staging_window_bytes);
-  out.Set("wireBytesPerStep", WireJson(plan::StepWire(plan), plan::StepTensorWire(plan)));
+  out.Set("wireBytesPerStep", WireJson(plan::StepWire(plan)));
   out.Set("memory", MemoryJson(report));
   if (plan.options.offload_fraction > 0) {
     out.Set("offload", OffloadJson(plan, report.offload));

@@ -3,6 +3,7 @@
 #include <absl/strings/str_cat.h>
 
 #include "common/crypto.h"
+#include "common/field_error.h"
 #include "common/plan/plan_proto.h"
 #include "common/plan/save/save_headers.h"
 
@@ -15,6 +16,15 @@ std::string BytesOf(const Sha256Digest& digest) {
 
 std::string DigestOf(const std::string& bytes) {
   return BytesOf(Sha256(bytes));
+}
+
+// Ranks of one process train with a tensor axis; no service of processes has done so yet.
+absl::Status CheckServes(const plan::JobSpec& spec) {
+  RETURN_IF_ERROR(plan::CheckRuns(spec));
+  return spec.tensor == 1 ? absl::OkStatus()
+                          : FieldRefusal("parallelism.tensor",
+                                         "1, since jobs with a tensor axis are planned, not served",
+                                         absl::StrCat(spec.tensor));
 }
 
 }  // namespace
@@ -30,7 +40,7 @@ absl::StatusOr<std::shared_ptr<const PlannedWorld>> PlannerDriver::Plan(const pl
       return found->second;
     }
   }
-  RETURN_IF_ERROR(plan::CheckRuns(plan::TensorCutOf(spec)));
+  RETURN_IF_ERROR(CheckServes(spec));
   plan::PlanRequest request{spec, ranks, shared_memory};
   ASSIGN_OR_RETURN(plan::ShardingPlan made, plan::BuildShardingPlan(request));
   auto world = std::make_shared<PlannedWorld>();
@@ -66,7 +76,7 @@ std::shared_ptr<const PlannedWorld> PlannerDriver::Find(const std::string& diges
 absl::StatusOr<int64_t> PlannerDriver::Check(const plan::JobSpec& spec,
                                              int64_t ranks,
                                              bool shared_memory) {
-  RETURN_IF_ERROR(plan::CheckRuns(plan::TensorCutOf(spec)));
+  RETURN_IF_ERROR(CheckServes(spec));
   ASSIGN_OR_RETURN(const plan::ShardingPlan made,
                    plan::BuildShardingPlan({spec, ranks, shared_memory}));
   return plan::PeakBytes(made);

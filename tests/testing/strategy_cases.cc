@@ -46,7 +46,7 @@ NamedStrategy StrategyNamed(const std::string& name) {
 }
 
 int StrategyCase::ranks() const {
-  return static_cast<int>(width * StrategyNamed(strategy).replicas);
+  return static_cast<int>(width * StrategyNamed(strategy).replicas * tensor);
 }
 
 std::string StrategyCase::name() const {
@@ -58,7 +58,8 @@ std::string StrategyCase::name() const {
                       "_",
                       RecomputeName(recompute),
                       small_windows ? "_small" : "_large",
-                      in_place ? "_inplace" : "");
+                      in_place ? "_inplace" : "",
+                      tensor > 1 ? absl::StrCat("_t", tensor) : "");
 }
 
 plan::JobSpec JobOf(const StrategyCase& tested,
@@ -73,6 +74,7 @@ plan::JobSpec JobOf(const StrategyCase& tested,
   spec.replicate_strategy = strategy.replicate;
   spec.replicas = strategy.replicas;
   spec.recompute = tested.recompute;
+  spec.tensor = tested.tensor;
   spec.allow_padding = true;
   if (tested.small_windows) {
     spec.gather_window_bytes = 1;

@@ -31,6 +31,7 @@ struct StrategyCase {
   plan::RecomputePolicy recompute = plan::RecomputePolicy::kNone;
   bool small_windows = false;  // one unit at a time
   bool in_place = false;       // gathers by sharing memory, where the strategy can
+  int64_t tensor = 1;          // ranks that share each layer
 
   int ranks() const;
   std::string name() const;  // "HSDP_w2_k3_block_small"

@@ -148,14 +148,19 @@ void CopyPiece(const plan::TensorSpec& tensor,
                Tensors& out) {
   std::vector<float>& values = out[tensor.name];
   values.resize(static_cast<size_t>(ElementCount(tensor.shape)), std::bit_cast<float>(kUnsetBits));
-  for (int64_t i = piece.range.begin; i < piece.range.end && !shard.empty(); ++i) {
-    const float value = shard[static_cast<size_t>(piece.shard_offset + (i - piece.range.begin))];
-    float& joined = values[static_cast<size_t>(i)];
-    const auto bits = std::bit_cast<uint32_t>(joined);
-    ASSERT_TRUE(bits == kUnsetBits || bits == std::bit_cast<uint32_t>(value))
-        << "ranks disagree about " << tensor.name << " [" << i << "]";
-    joined = value;
+  if (shard.empty()) {
+    return;
   }
+  piece.VisitRuns(tensor.shape, [&](const plan::OwnedRun& run) {
+    for (int64_t i = 0; i < run.elements; ++i) {
+      const float value = shard[static_cast<size_t>(run.offset + i)];
+      float& joined = values[static_cast<size_t>(run.first + i)];
+      const auto bits = std::bit_cast<uint32_t>(joined);
+      ASSERT_TRUE(bits == kUnsetBits || bits == std::bit_cast<uint32_t>(value))
+          << "ranks disagree about " << tensor.name << " [" << run.first + i << "]";
+      joined = value;
+    }
+  });
 }
 
 absl::Status LoadPiece(RankEngine& engine,
@@ -167,13 +172,17 @@ absl::Status LoadPiece(RankEngine& engine,
     return absl::OkStatus();  // a frozen tensor's moments
   }
   const std::vector<float>& values = tensors.at(engine.tensor(piece.tensor).name);
-  const auto begin = static_cast<size_t>(piece.range.begin);
-  return optim::WriteStored(
-      engine.memory(),
-      group,
-      role,
-      piece.shard_offset,
-      std::span(values).subspan(begin, static_cast<size_t>(piece.elements())));
+  absl::Status written;
+  piece.VisitRuns(engine.tensor(piece.tensor).shape, [&](const plan::OwnedRun& run) {
+    written.Update(
+        optim::WriteStored(engine.memory(),
+                           group,
+                           role,
+                           run.offset,
+                           std::span(values).subspan(static_cast<size_t>(run.first),
+                                                     static_cast<size_t>(run.elements))));
+  });
+  return written;
 }
 
 absl::Status LoadState(RankEngine& engine, const Recording& from) {

@@ -11,6 +11,7 @@
 #include "common/plan/program/buffer_index.h"
 #include "common/plan/report/wire_table.h"
 #include "common/signed_size.h"
+#include "kernels/tree_reduce.h"
 
 namespace ravel::shard {
 namespace {
@@ -94,8 +95,9 @@ absl::Status InstructionRunner::Run(const BoundInstruction& bound, const ReplayT
     case OpCode::kAccumulateGrad:
       return AccumulateGrad(instruction, turn);
     case OpCode::kReduce:
-      return plan::SumsLanes(MoveAt(instruction)) ? ReduceLanes(instruction, turn)
-                                                  : ReduceSums(instruction, turn);
+      return plan::SumsAddends(MoveAt(instruction)) ? SumAddends(instruction, turn)
+             : plan::SumsLanes(MoveAt(instruction)) ? ReduceLanes(instruction, turn)
+                                                    : ReduceSums(instruction, turn);
     case OpCode::kJoinGradients:
       RETURN_IF_ERROR(state_.JoinGradients(instruction.group));
       Group(instruction).JoinCalls(StreamOf(instruction));
@@ -318,6 +320,36 @@ absl::Status InstructionRunner::AccumulateGrad(const Instruction& instruction,
   const std::array<const float*, 1> lane = {FloatsOf(instruction, Role::kSend)};
   Group(instruction).local(instruction.call)->AddTurn(StreamOf(instruction), turn.slot.turn, lane);
   state_.EndReduce(instruction);
+  return absl::OkStatus();
+}
+
+// Staging becomes the tree over the ranks' staging, in their order: each adds up its part of the
+// elements, and the parts are gathered. Ranks of a tensor group have a lane all or none.
+absl::Status InstructionRunner::SumAddends(const Instruction& instruction, const ReplayTurn& turn) {
+  if (!HasLane(turn)) {
+    return absl::OkStatus();
+  }
+  RETURN_IF_ERROR(state_.BeginAddends(instruction));
+  kernels::Stream& stream = StreamOf(instruction);
+  comm::Communicator& ranks = RanksOf(instruction);
+  const int64_t part =
+      DivExact(Group(instruction).layout().layout.total_elements(), int64_t{ranks.size()});
+  comm::CollectiveTag tag = TagOf(instruction, turn);
+  float* staging = FloatsOf(instruction, Role::kSend);
+  float* sum = FloatsOf(instruction, Role::kSum);
+  ASSIGN_OR_RETURN(const comm::PieceViews views,
+                   ranks.ExchangePieces({.tag = tag,
+                                         .staging = staging,
+                                         .receive = FloatsOf(instruction, Role::kReceive),
+                                         .shard_elements = part,
+                                         .contributors = ranks.size(),
+                                         .stream = &stream}));
+  kernels::TreeSum(stream, {.pieces = views.pieces, .out = VectorView(sum, part)});
+  RETURN_IF_ERROR(ranks.ReleasePieces(tag));
+  tag.op = plan::OpLabel::kTensorGather;
+  RETURN_IF_ERROR(ranks.AllGather(
+      {.tag = tag, .shard = sum, .gathered = staging, .shard_elements = part, .stream = &stream}));
+  state_.EndAddends(instruction);
   return absl::OkStatus();
 }
 

@@ -120,6 +120,7 @@ class InstructionRunner {
   absl::Status GatherGradient(const Instruction& instruction, const ReplayTurn& turn);
   absl::Status AccumulateGrad(const Instruction& instruction, const ReplayTurn& turn);
   // Reduce lanes, and the sums that those leave.
+  absl::Status SumAddends(const Instruction& instruction, const ReplayTurn& turn);
   absl::Status ReduceLanes(const Instruction& instruction, const ReplayTurn& turn);
   absl::Status ReduceSums(const Instruction& instruction, const ReplayTurn& turn);
   // The staging of this rank's lane as it goes on the wire, rounded now where it was not written

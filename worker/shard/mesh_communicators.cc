@@ -1,9 +1,13 @@
 #include "worker/shard/mesh_communicators.h"
 
+#include <iterator>
 #include <string>
 #include <utility>
 
+#include <absl/strings/str_cat.h>
+
 #include "common/check.h"
+#include "common/signed_size.h"
 
 namespace ravel::shard {
 namespace {
@@ -12,9 +16,29 @@ bool IsOfAll(const plan::ProgramMove& move) {
   return move.of == plan::MoveOf::kStatistics || move.of == plan::MoveOf::kAmax;
 }
 
-// As logs call it: the axis where its moves are of activations, else the stream.
-std::string NameOf(const plan::ProgramMove& move) {
-  return move.of == plan::MoveOf::kActivation ? move.axes.front() : plan::StreamName(move.stream);
+// As logs call it: the tensor axis, or the stream. Unique among groups with one first member.
+std::string NameOf(const plan::Mesh& mesh, const plan::ProgramMove& move) {
+  if (move.of == plan::MoveOf::kActivation) {
+    return move.axes.front();
+  }
+  if (plan::SumsAddends(move)) {
+    const bool all = move.move.axis_size == mesh.AxisSize(move.axes.front());
+    return absl::StrCat(move.axes.front(), all ? ".gradient" : ".copies");
+  }
+  return plan::StreamName(move.stream);
+}
+
+// The ranks of the group, or the aligned block of them that makes the move together.
+std::vector<int> MembersOf(const plan::Mesh& mesh, const plan::ProgramMove& move, int64_t rank) {
+  const std::vector<int64_t> all = mesh.GroupOf(rank, move.axes);
+  const int64_t ranks = move.move.axis_size;
+  CHECK(ranks > 0 && std::ssize(all) % ranks == 0);
+  const int64_t first = mesh.GroupIndex(rank, move.axes) / ranks * ranks;
+  std::vector<int> members;
+  for (int64_t i = first; i < first + ranks; ++i) {
+    members.push_back(static_cast<int>(At(all, i)));
+  }
+  return members;
 }
 
 }  // namespace
@@ -29,20 +53,21 @@ absl::StatusOr<MeshCommunicators> MeshCommunicators::Create(comm::Communicator& 
     if (IsOfAll(move) || made.Find(move) != nullptr) {
       continue;
     }
-    std::vector<int> members;
-    for (const int64_t rank : mesh.GroupOf(world.rank(), move.axes)) {
-      members.push_back(static_cast<int>(rank));
-    }
-    ASSIGN_OR_RETURN(std::unique_ptr<comm::Communicator> group,
-                     world.Split({.name = NameOf(move), .members = std::move(members)}));
-    made.entries_.push_back({.axes = move.axes, .stream = move.stream, .group = std::move(group)});
+    ASSIGN_OR_RETURN(
+        std::unique_ptr<comm::Communicator> group,
+        world.Split({.name = NameOf(mesh, move), .members = MembersOf(mesh, move, world.rank())}));
+    made.entries_.push_back({.axes = move.axes,
+                             .ranks = move.move.axis_size,
+                             .stream = move.stream,
+                             .group = std::move(group)});
   }
   return made;
 }
 
 const MeshCommunicators::Entry* MeshCommunicators::Find(const plan::ProgramMove& move) const {
   for (const Entry& entry : entries_) {
-    if (entry.axes == move.axes && entry.stream == move.stream) {
+    if (entry.axes == move.axes && entry.ranks == move.move.axis_size &&
+        entry.stream == move.stream) {
       return &entry;
     }
   }

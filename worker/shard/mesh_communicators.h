@@ -1,7 +1,8 @@
 #pragma once
 
-// The communicators of a rank on the mesh, by axes and stream.
+// The communicators of a rank on the mesh, by axes, ranks and stream.
 
+#include <cstdint>
 #include <memory>
 #include <string>
 #include <vector>
@@ -13,8 +14,9 @@
 
 namespace ravel::shard {
 
-// One for each (axes, stream) of a plan's moves, since collectives of one communicator are serial;
-// statistics, control words and whatever is of no move go over the world, which outlives this.
+// One for each (axes, number of ranks, stream) of a plan's moves, since collectives of one
+// communicator are serial; statistics, control words and whatever is of no move go over the world,
+// which outlives this.
 class MeshCommunicators {
  public:
   MeshCommunicators() = default;  // of no moves and no world
@@ -33,6 +35,7 @@ class MeshCommunicators {
  private:
   struct Entry {
     std::vector<std::string> axes;
+    int64_t ranks = 0;
     plan::StreamId stream;
     std::unique_ptr<comm::Communicator> group;
   };

@@ -280,8 +280,32 @@ void ReplayState::EndCompute(const Instruction& compute) {
     buffers_[scratch] = {};
   }
   for (const BufferId staging : plan::BuffersOf(compute, Role::kGradient)) {
-    buffers_[staging] = {.content = Content::kFull, .freed = false};
+    const GroupId group = plan_.buffers[staging].group;
+    buffers_[staging] = {.content = Content::kFull,
+                         .freed = false,
+                         .addends = !plan_.moves.of_groups[group].each_lane.empty()};
   }
+}
+
+absl::Status ReplayState::BeginAddends(const Instruction& reduce) {
+  MutexLock lock(mutex_);
+  const BufferId staging = plan::BufferOf(reduce, Role::kSend);
+  BufferState& state = buffers_[staging];
+  if (state.content != Content::kFull || state.uses > 0 || !state.addends) {
+    return Fault("addends are summed once, after their last write", staging);
+  }
+  state.uses = 1;
+  RETURN_IF_ERROR(Claim(plan::BufferOf(reduce, Role::kSum)));
+  return ClaimReceive(reduce);
+}
+
+void ReplayState::EndAddends(const Instruction& reduce) {
+  MutexLock lock(mutex_);
+  BufferState& state = buffers_[plan::BufferOf(reduce, Role::kSend)];
+  state.uses = 0;
+  state.addends = false;
+  buffers_[plan::BufferOf(reduce, Role::kSum)] = {};
+  LeaveReceive(reduce);
 }
 
 absl::Status ReplayState::AllocStaging(BufferId staging) {
@@ -324,6 +348,9 @@ absl::Status ReplayState::BeginReduce(const Instruction& reduce) {
     const Content expected = pass_.has_lane ? Content::kFull : Content::kFilling;
     if (state.content != expected || state.uses > 0) {
       return Fault("staging memory is reduced once, after its last write", sent);
+    }
+    if (state.addends) {
+      return Fault("a gradient leaves its rank before its addends are summed", sent);
     }
     state.content = Content::kDraining;
     if ((local ? sum.local_turns : sum.inner_turns) != pass_.turn) {

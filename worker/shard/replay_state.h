@@ -50,6 +50,9 @@ class ReplayState {
   void EndCompute(const plan::Instruction& compute);
 
   absl::Status AllocStaging(plan::BufferId staging);
+  // kReduce of addends, before their gradient leaves the rank.
+  absl::Status BeginAddends(const plan::Instruction& reduce);
+  void EndAddends(const plan::Instruction& reduce);
   // kAccumulateGrad and kReduce of lanes, of staging or of a local sum.
   absl::Status BeginReduce(const plan::Instruction& reduce);
   void EndReduce(const plan::Instruction& reduce);
@@ -82,6 +85,7 @@ class ReplayState {
     Content content = Content::kNone;
     bool freed = true;         // gathered: nobody reads this content any more
     int uses = 0;              // instructions that read it now
+    bool addends = false;      // staging: the sum over ranks of `tensor` is still to come
     plan::GroupId group = {};  // gathered: whose weights, ...
     Generation generation{};
     int call = -1;  // activations: of which call and pass

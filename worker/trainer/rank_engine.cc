@@ -70,7 +70,7 @@ absl::StatusOr<std::unique_ptr<RankEngine>> RankEngine::Create(Args args) {
 absl::Status RankEngine::CheckGroup() const {
   const plan::ShardingPlan& plan = args_.plan;
   const comm::Communicator& communicator = args_.communicator;
-  RETURN_IF_ERROR(plan::CheckRuns(plan.inventory.cut));
+  RETURN_IF_ERROR(plan::CheckRuns(plan, args_.gpu == nullptr));
   if (plan.ranks != communicator.size()) {
     return absl::FailedPreconditionError(
         absl::StrCat("plan is for ", plan.ranks, " ranks, the group has ", communicator.size()));
@@ -114,7 +114,10 @@ void RankEngine::MakeOptimizer() {
 }
 
 void RankEngine::MakeExecutor() {
-  modules_ = model::MakeModules(args_.plan.inventory, args_.plan.micro_batch);
+  modules_ =
+      model::MakeModules(args_.plan.inventory,
+                         args_.plan.micro_batch,
+                         args_.communicator.rank() % plan::TensorRanks(args_.plan.inventory));
   executor_ = std::make_unique<shard::UnitExecutor>(
       shard::UnitExecutor::Args{.plan = args_.plan,
                                 .communicators = communicators_,

@@ -232,6 +232,14 @@ absl::Status CheckOffload(const ShardingPlan& plan) {
   return absl::OkStatus();
 }
 
+// Elements of the part of a gradient whose addends this rank sums; -1: there are no addends.
+int64_t PartOfAddends(const ShardingPlan& plan, GroupId group) {
+  const std::vector<MoveId>& moves = plan.moves.of_groups[group].each_lane;
+  return moves.empty() ? -1
+                       : DivExact(plan.groups[group].layout.total_elements(),
+                                  plan.moves.moves[moves.front()].move.axis_size);
+}
+
 // Buffers have the sizes and types that units, layouts and roles say, and stay where those do.
 absl::Status CheckSizes(const ShardingPlan& plan) {
   const ProgramRequest request = {.inventory = plan.inventory,
@@ -259,7 +267,11 @@ absl::Status CheckSizes(const ShardingPlan& plan) {
       case BufferKind::kReceive:
       case BufferKind::kLocalGrad:
       case BufferKind::kFullGrad:
+      case BufferKind::kTensorReceive:
         expected = total;
+        break;
+      case BufferKind::kTensorSum:
+        expected = PartOfAddends(plan, buffer.group);
         break;
       case BufferKind::kMainGrad:
       case BufferKind::kOuterReceive:

@@ -192,7 +192,11 @@ class GradientCheck {
     }
     InstructionId after = facts_.use_at[call.last_use];
     const GroupMoves& moves = MovesOf(call.group);
-    std::vector<Step> steps = {LeavesBy(call.group)};
+    std::vector<Step> steps;
+    for (const MoveId move : moves.each_lane) {
+      steps.push_back({OpCode::kReduce, move});
+    }
+    steps.push_back(LeavesBy(call.group));
     for (size_t i = 1; i < moves.each_turn.size(); ++i) {
       steps.push_back({OpCode::kReduce, moves.each_turn[i]});
     }

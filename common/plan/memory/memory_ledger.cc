@@ -51,11 +51,13 @@ MemoryUse UseOf(const ProgramBuffer& buffer) {
     case BufferKind::kLocalGrad:
     case BufferKind::kOuterGrad:
     case BufferKind::kFullGrad:
+    case BufferKind::kTensorSum:
     case BufferKind::kLeaves:
       return MemoryUse::kGradients;
     case BufferKind::kStaging:
     case BufferKind::kReceive:
     case BufferKind::kOuterReceive:
+    case BufferKind::kTensorReceive:
       return buffer.persistent ? MemoryUse::kGradients : MemoryUse::kStaging;
     case BufferKind::kSaved:
     case BufferKind::kRemade:

@@ -237,12 +237,24 @@ class BufferList {
     const DType staged = StagedType(lanes, request_.options, call);
     const int64_t total = TotalElements(call.group);
     ProgramBuffer staging = OfCall("staging", BufferKind::kStaging, call, total, staged);
-    staging.memory = moves.each_turn.empty() ? MemoryKind::kPrivate : peers_;
+    const bool peers_read = !moves.each_turn.empty() || !moves.each_lane.empty();
+    staging.memory = peers_read ? peers_ : MemoryKind::kPrivate;
     staging.persistent = lanes.micro_batches > 1;
     buffers_.Add(staging);
     const bool received = !request_.options.read_peers_in_place;
     if (received) {
       buffers_.Add(OfCall("receive", BufferKind::kReceive, call, total, staged));
+    }
+    for (const MoveId move : moves.each_lane) {
+      ProgramBuffer sum = OfCall("tensor_sum",
+                                 BufferKind::kTensorSum,
+                                 call,
+                                 DivExact(total, request_.moves.moves[move].move.axis_size));
+      sum.memory = peers_;
+      buffers_.Add(sum);
+      if (received) {
+        buffers_.Add(OfCall("tensor_receive", BufferKind::kTensorReceive, call, total));
+      }
     }
     if (replicas) {
       ProgramBuffer sum = OfCall(

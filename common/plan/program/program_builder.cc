@@ -362,10 +362,15 @@ class Builder {
     const GradientCall& call = model_.gradients[id];
     const GroupMoves& moves = Moves(call.group);
     InstructionId reduced = backward;
+    for (const MoveId move : moves.each_lane) {
+      reduced = EmitReduce(move, call, reduced);
+    }
     if (moves.each_turn.empty()) {
       Instruction sum = OfGroup(OpCode::kAccumulateGrad, StreamId::kReduce, call.group);
       sum.call = call.call;
-      sum.waits = {backward};
+      if (program_.instructions[reduced].stream != sum.stream) {
+        sum.waits = {reduced};
+      }
       reduced = Emit(sum);
     }
     for (const MoveId move : moves.each_turn) {

@@ -1,6 +1,6 @@
 // The table of a plan's collectives. For each group: moves from stored to used weights, and of the
-// gradient from staged to between turns, to measured, to the step. Equal moves share an id, since
-// they share a communicator, a type and a stream.
+// gradient from addends of `tensor` to staged, between turns, measured, to the step. Equal moves
+// share an id, since they share a communicator, a type and a stream.
 
 #include "common/plan/program/program_moves.h"
 
@@ -102,6 +102,10 @@ class TableMaker {
       const auto gradient = [&](const Placements& from, const Placements& to) {
         return Plan(placed, MoveOf::kGradient, from, to);
       };
+      if (tensor.cut.partial_gradient) {
+        ASSIGN_OR_RETURN(const MoveId sum, SumOfAddends(tensor, roles.staged));
+        moves.each_lane = {sum};
+      }
       ASSIGN_OR_RETURN(moves.each_turn, gradient(roles.staged, roles.between));
       ASSIGN_OR_RETURN(moves.each_step, gradient(roles.between, roles.measured));
       ASSIGN_OR_RETURN(moves.whole, gradient(roles.measured, roles.at_step));
@@ -131,6 +135,25 @@ class TableMaker {
       ids.push_back(Find(std::move(planned)));
     }
     return ids;
+  }
+
+  // Over all ranks of the axis, or over those that have the same heads.
+  absl::StatusOr<MoveId> SumOfAddends(const TensorSpec& tensor, const Placements& staged) {
+    Placements addends = {{kTensorAxis, Placement::Partial()}};
+    addends.insert(addends.end(), staged.begin(), staged.end());
+    ASSIGN_OR_RETURN(Move move,
+                     PlanMove({.name = tensor.name, .shape = tensor.shape},
+                              request_.mesh,
+                              Canonical(addends, request_.mesh),
+                              {kTensorAxis, Placement::Replicate()}));
+    if (tensor.cut.copies > 1) {
+      move.axis_size = tensor.cut.copies;
+    }
+    return Find({.of = MoveOf::kGradient,
+                 .axes = {kTensorAxis},
+                 .move = std::move(move),
+                 .type = kGradientType,
+                 .stream = StreamId::kReduce});
   }
 
   // The engine makes one such move, over the innermost axis.
@@ -196,7 +219,8 @@ std::vector<MoveId> MovesOfOp(const MoveTable& table, GroupId group, OpCode op) 
     return found;
   }
   const GroupMoves& moves = table.of_groups[group];
-  for (const auto* list : {&moves.weights, &moves.each_turn, &moves.each_step, &moves.whole}) {
+  for (const auto* list :
+       {&moves.weights, &moves.each_lane, &moves.each_turn, &moves.each_step, &moves.whole}) {
     for (const MoveId id : *list) {
       const bool reduces = table.moves[id].move.from.kind == PlacementKind::kPartial;
       if (reduces == (op == OpCode::kReduce)) {
@@ -223,7 +247,11 @@ bool CutsSums(const MoveTable& table, GroupId group) {
 
 bool SumsLanes(const ProgramMove& move) {
   return move.of == MoveOf::kGradient && move.move.from.kind == PlacementKind::kPartial &&
-         CutAxes(move.move.before).empty();
+         CutAxes(move.move.before).empty() && !SumsAddends(move);
+}
+
+bool SumsAddends(const ProgramMove& move) {
+  return move.of == MoveOf::kGradient && move.axes == std::vector<std::string>{kTensorAxis};
 }
 
 bool IsInnermost(const Mesh& mesh, const ProgramMove& move) {
@@ -268,7 +296,7 @@ OpLabel LabelOf(const MoveTable& table, const Instruction& instruction) {
   const ProgramMove& move = table.moves[instruction.move];
   const bool outer = move.axes == std::vector<std::string>{kReplicateAxis};
   if (instruction.op == OpCode::kReduce) {
-    return outer ? OpLabel::kOuterReduce : plain;
+    return SumsAddends(move) ? OpLabel::kTensorReduce : outer ? OpLabel::kOuterReduce : plain;
   }
   if (instruction.op == OpCode::kGather) {
     return move.of == MoveOf::kGradient ? OpLabel::kGatherGradient
@@ -312,6 +340,7 @@ MoveId MoveOfLabel(const MoveTable& table, GroupId group, OpLabel label) {
 OpCode OpOfLabel(OpLabel label) {
   switch (label) {
     case OpLabel::kOuterReduce:
+    case OpLabel::kTensorReduce:
       return OpCode::kReduce;
     case OpLabel::kOuterGather:
     case OpLabel::kGatherGradient:

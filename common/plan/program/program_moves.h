@@ -39,7 +39,8 @@ enum class MoveOf : uint8_t { kWeights, kGradient, kStatistics, kAmax, kActivati
 struct ProgramMove {
   MoveOf of = MoveOf::kWeights;
   std::vector<std::string> axes;  // of the mesh; one, or of statistics and amaxes all
-  Move move;                      // of statistics: of no axis, an all-gather of messages; of amaxes
+  Move move;                      // of `axis_size` ranks that follow each other on the axis; of
+                                  // statistics: of no axis, an all-gather of messages; of amaxes
                                   // an all-reduce to the maximum
   DType type = DType::kF32;       // of the elements that travel
   StreamId stream = StreamId::kGather;
@@ -48,8 +49,12 @@ struct ProgramMove {
 
 // The moves of a group from role to role, each list in order and empty where nothing moves.
 struct GroupMoves {
-  std::vector<MoveId> weights;    // stored -> used; the last one fills the gathered buffer, those
-                                  // before it, once per step, the model weight
+  std::vector<MoveId> weights;  // stored -> used; the last one fills the gathered buffer, those
+                                // before it, once per step, the model weight
+  // What ranks of `tensor` add up where the gradient of each is an addend: when a lane closes,
+  // before any data axis, Partial -> Replicate. Ranks of copied heads do so in aligned blocks of
+  // the axis.
+  std::vector<MoveId> each_lane;
   std::vector<MoveId> each_turn;  // staged -> between; none: the lanes of a rank are summed there
   std::vector<MoveId> each_step;  // between -> measured
   std::vector<MoveId> whole;      // measured -> at the step, after the calls of a group are joined
@@ -85,6 +90,8 @@ absl::StatusOr<MoveTable> MovesOf(const MoveRequest& request);
 bool CutsSums(const MoveTable& table, GroupId group);
 // True if the addends are those of lanes: not every rank has one in every turn.
 bool SumsLanes(const ProgramMove& move);
+// True if the addends are those of one lane, of the ranks of `tensor` that compute it together.
+bool SumsAddends(const ProgramMove& move);
 // True if the move is over the innermost data axis of the mesh.
 bool IsInnermost(const Mesh& mesh, const ProgramMove& move);
 

@@ -182,6 +182,12 @@ void OperandList::AddReduce(const ProgramMove& move) {
     AddReduceOfLanes();
     return;
   }
+  if (SumsAddends(move)) {
+    Add(OfCall(BufferKind::kStaging), Access::kAdd, Role::kSend, When::kLane);
+    Add(OfCall(BufferKind::kTensorReceive), Access::kWrite, Role::kReceive, When::kLane);
+    Add(OfCall(BufferKind::kTensorSum), Access::kWrite, Role::kSum, When::kLane);
+    return;
+  }
   Add(OfCall(BufferKind::kOuterReceive), Access::kWrite, Role::kReceive);
   const bool back_to_all = move.move.to.kind == PlacementKind::kReplicate;
   Add(InnerSum(at_.group, at_.call), back_to_all ? Access::kAdd : Access::kRead, Role::kSum);

@@ -72,6 +72,10 @@ class BackwardUses {
     made_.uses.push_back(std::move(use));
   }
 
+  bool IsAddend(GroupId group) const {
+    return inventory_.tensors[groups_[group].tensors.front()].cut.partial_gradient;
+  }
+
   GradientId GradientOf(GroupId group, UnitId writer, size_t use) {
     const auto [found, added] =
         index_.emplace(std::make_pair(group, writer), made_.gradients.end_id());
@@ -81,7 +85,7 @@ class BackwardUses {
            .call = GradientCallsOf(made_, group),
            .first_use = use,
            .last_use = use,
-           .written_once = inventory_.units[writer].kind == UnitKind::kLayer});
+           .written_once = inventory_.units[writer].kind == UnitKind::kLayer && !IsAddend(group)});
     } else {
       made_.gradients[found->second].last_use = use;
       made_.gradients[found->second].written_once = false;

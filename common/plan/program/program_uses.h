@@ -48,7 +48,8 @@ struct GradientCall {
   size_t last_use = 0;   // after it the gradient may be reduced
   // True if a micro-batch writes each element once, from one sum in a kernel. Layers do, where they
   // are called once. Embeddings and positions add token by token in memory, heads add chunk by
-  // chunk, and what is called twice adds to its first call.
+  // chunk, what is called twice adds to its first call, and addends of ranks of `tensor` are
+  // summed.
   bool written_once = false;
 };
 

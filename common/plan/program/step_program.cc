@@ -200,6 +200,10 @@ const char* BufferKindName(BufferKind kind) {
       return "addend receive";
     case BufferKind::kRows:
       return "own rows";
+    case BufferKind::kTensorSum:
+      return "tensor sum";
+    case BufferKind::kTensorReceive:
+      return "tensor receive";
   }
   return "unknown";
 }

@@ -34,7 +34,8 @@ enum class OpCode : uint8_t {
                       // local counters) of the axis' ranks -> lane blocks of this rank's shard ->
                       // SUM, the counter kMainGrad of (group, call). Of sums: its root of all ranks
                       // of the axis -> kOuterGrad, this rank's part; of a move to Replicate then
-                      // back to all
+                      // back to all. Of addends of `tensor`: SEND, the staging, of the axis' ranks
+                      // -> SUM, this rank's part -> SEND of all
   kStatsReduce = 7,   // packed statistics of all ranks: row sums, non-finite count, losses, control
                       // word
   kDecideStep = 8,    // apply or skip, clip coefficient
@@ -73,12 +74,12 @@ enum class OpLabel : uint8_t {
   kAmaxReduce = 17,
   kRefreshWeights = 18,
   kOffloadGradient = 19,
-  // Names in logs and traces of a step of a unit with a move, and of its collectives. Plans name it
-  // by its op, beside the segment.
+  // The sum of a gradient's addends; also the name in logs and traces of a step of a unit with a
+  // move, and of its collectives. Plans name such a step by its op, beside the segment.
   kTensorReduce = 20,
   kTensorGather = 21,
 };
-inline constexpr OpLabel kLastOpLabel = OpLabel::kOffloadGradient;  // of plans
+inline constexpr OpLabel kLastOpLabel = OpLabel::kTensorReduce;  // of plans
 
 // kDownload, kUpload: copies between a device and its host, of groups that the host updates.
 enum class StreamId : uint8_t {
@@ -126,8 +127,10 @@ enum class BufferKind : uint8_t {
   kAddend = 24,         // this rank's addend of activations that ranks of `tensor` sum, fp32
   kAddendReceive = 25,  // addends of other ranks, where they cannot be read in place
   kRows = 26,           // what this rank gives to a gather of activations
+  kTensorSum = 27,      // this rank's part of the sum of a gradient's addends over `tensor`
+  kTensorReceive = 28,  // as kReceive, between ranks of `tensor`
 };
-inline constexpr BufferKind kLastBufferKind = BufferKind::kRows;
+inline constexpr BufferKind kLastBufferKind = BufferKind::kTensorReceive;
 
 // The memory of a buffer. kPrivate: this rank's memory. kSymmetric: this rank's memory, readable by
 // the ranks of the host at the same offset of their own block. kCommon: one block for all ranks of

@@ -30,10 +30,9 @@ const std::string& UnitName(const ShardingPlan& plan, UnitId unit) {
 
 void AddWire(const ShardingPlan& plan, std::string& text) {
   const WireBytes wire = StepWire(plan);
-  const TensorWire tensor = StepTensorWire(plan);
   absl::StrAppendFormat(&text,
                         "wire per rank and step: %s; shard axis: gathers %s, reduces %s",
-                        BytesText(wire.shard() + wire.replicate() + tensor.total()),
+                        BytesText(wire.total()),
                         BytesText(wire.gathers),
                         BytesText(wire.reduces));
   if (plan.lanes.replicas > 1) {
@@ -42,11 +41,11 @@ void AddWire(const ShardingPlan& plan, std::string& text) {
                           BytesText(wire.outer_reduces),
                           BytesText(wire.outer_gathers));
   }
-  if (tensor.total() > 0) {
+  if (wire.tensor() > 0) {
     absl::StrAppendFormat(&text,
                           "; tensor axis: reduces %s, gathers %s",
-                          BytesText(tensor.reduces),
-                          BytesText(tensor.gathers));
+                          BytesText(wire.tensor_reduces),
+                          BytesText(wire.tensor_gathers));
   }
   absl::StrAppend(&text, "\n");
   if (RoundsGradients(plan)) {

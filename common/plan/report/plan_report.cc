@@ -147,6 +147,8 @@ MemoryCategory CategoryOf(BufferKind kind) {
     case BufferKind::kStaging:
     case BufferKind::kReceive:
     case BufferKind::kOuterReceive:
+    case BufferKind::kTensorSum:
+    case BufferKind::kTensorReceive:
       return MemoryCategory::kWindows;
     case BufferKind::kSaved:
     case BufferKind::kRemade:

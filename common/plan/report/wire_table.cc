@@ -15,7 +15,8 @@ WireBytes& WireBytes::operator+=(const WireBytes& other) {
   reduces += other.reduces;
   outer_gathers += other.outer_gathers;
   outer_reduces += other.outer_reduces;
-  tensor += other.tensor;
+  tensor_gathers += other.tensor_gathers;
+  tensor_reduces += other.tensor_reduces;
   return *this;
 }
 
@@ -24,7 +25,8 @@ WireBytes WireBytes::operator*(int64_t times) const {
           .reduces = reduces * times,
           .outer_gathers = outer_gathers * times,
           .outer_reduces = outer_reduces * times,
-          .tensor = tensor * times};
+          .tensor_gathers = tensor_gathers * times,
+          .tensor_reduces = tensor_reduces * times};
 }
 
 bool RoundsGradients(const ShardingPlan& plan) {
@@ -34,18 +36,21 @@ bool RoundsGradients(const ShardingPlan& plan) {
 namespace {
 
 // An exchange of the addends' own rows, and the rows of others; or these alone.
-int64_t ActivationBytes(const ShardingPlan& plan, const Instruction& at) {
+WireBytes ActivationWire(const ShardingPlan& plan, const Instruction& at) {
   const ModelInventory& inventory = plan.inventory;
-  int64_t bytes = 0;
+  const int64_t ranks = TensorRanks(inventory);
+  const auto of_others = [&](int64_t bytes) { return bytes / ranks * (ranks - 1); };
   if (at.move == plan.moves.activation_sum) {
-    bytes = AddendElements(inventory) *
-            (DTypeBytes(DType::kF32) + DTypeBytes(plan.options.weight_type));
-  } else if (const ActivationSpec* statistics =
-                 FindActivation(inventory.units[at.unit].workspace, "vocabulary");
-             statistics != nullptr) {
-    bytes = ElementCount(statistics->shape) * DTypeBytes(statistics->dtype);
+    const int64_t elements = AddendElements(inventory);
+    return {.tensor_gathers = of_others(elements * DTypeBytes(plan.options.weight_type)),
+            .tensor_reduces = of_others(elements * DTypeBytes(DType::kF32))};
   }
-  return bytes / TensorRanks(inventory) * (TensorRanks(inventory) - 1);
+  const ActivationSpec* statistics =
+      FindActivation(inventory.units[at.unit].workspace, "vocabulary");
+  return statistics == nullptr
+             ? WireBytes()
+             : WireBytes{.tensor_gathers = of_others(ElementCount(statistics->shape) *
+                                                     DTypeBytes(statistics->dtype))};
 }
 
 // visit(program, contributors, times) for the programs of a step.
@@ -68,7 +73,7 @@ void ForEachRun(const ShardingPlan& plan, const Visit& visit) {
 
 int64_t ReceivedBytes(const ShardingPlan& plan, const Instruction& at, int64_t contributors) {
   if (IsCompute(at.op) && at.move >= 0) {
-    return ActivationBytes(plan, at);
+    return ActivationWire(plan, at).total();
   }
   if (at.group < 0 || !IsCollective(at.op)) {
     return 0;
@@ -86,8 +91,7 @@ int64_t ReceivedBytes(const ShardingPlan& plan, const Instruction& at, int64_t c
 WireBytes WireOf(const ShardingPlan& plan, const Instruction& at, int64_t contributors) {
   WireBytes wire;
   if (IsCompute(at.op) && at.move >= 0) {
-    wire.tensor = ActivationBytes(plan, at);
-    return wire;
+    return ActivationWire(plan, at);
   }
   if (at.group < 0 || !IsCollective(at.op)) {
     return wire;
@@ -98,7 +102,8 @@ WireBytes WireOf(const ShardingPlan& plan, const Instruction& at, int64_t contri
   }
   const ProgramMove& move = plan.moves.moves[at.move];
   const bool weights = move.of == MoveOf::kWeights;
-  int64_t& moved = IsInnermost(plan.mesh, move)
+  int64_t& moved = SumsAddends(move) ? wire.tensor_reduces
+                   : IsInnermost(plan.mesh, move)
                        ? (weights ? wire.gathers : wire.reduces)
                        : (weights ? wire.outer_gathers : wire.outer_reduces);
   moved = ReceivedBytes(plan, at, contributors);
@@ -115,23 +120,6 @@ IdVector<GroupId, WireBytes> WireTable(const ShardingPlan& plan) {
     }
   });
   return table;
-}
-
-TensorWire StepTensorWire(const ShardingPlan& plan) {
-  const TensorCut& axis = plan.inventory.cut;
-  const int64_t tokens = plan.micro_batch.sequences * plan.micro_batch.sequence_tokens;
-  const int64_t elements = tokens * plan.inventory.config.hidden_size;
-  const int64_t once = elements - elements / axis.degree;
-  const int64_t again = plan.options.recompute == RecomputePolicy::kBlock ? 1 : 0;
-  int64_t layers = 0;
-  for (const UnitId unit : plan.inventory.calls()) {
-    layers += plan.inventory.units[unit].kind == UnitKind::kLayer ? 1 : 0;
-  }
-  const int64_t reduces = layers * (4 + again) + 2;
-  const int64_t gathers = layers * ((axis.sequence ? 6 : 4) + again) + 2;
-  const int64_t times = plan.lanes.programs() * once;
-  return {.reduces = reduces * times * DTypeBytes(DType::kF32),
-          .gathers = gathers * times * DTypeBytes(plan.options.weight_type)};
 }
 
 int64_t RoundedInPlaceBytes(const ShardingPlan& plan) {

@@ -9,17 +9,20 @@
 
 namespace ravel::plan {
 
-// Bytes of weights and gradients that a rank reads from others in one step. In-place gathers move
-// nothing.
+// Bytes of weights, gradients and activations that a rank reads from others in one step. In-place
+// gathers move nothing.
 struct WireBytes {
   int64_t gathers = 0;        // weights over the shard axis
   int64_t reduces = 0;        // gradients over the shard axis
   int64_t outer_gathers = 0;  // weights over the replicate axis
   int64_t outer_reduces = 0;  // gradients over the replicate axis
+  // Over the tensor axis. An all-reduce of a gradient's addends is a reduce.
+  int64_t tensor_gathers = 0;  // activations, and what the loss knows of parts of the vocabulary
+  int64_t tensor_reduces = 0;  // addends of activations and of gradients
   int64_t shard() const { return gathers + reduces; }
   int64_t replicate() const { return outer_gathers + outer_reduces; }
-  int64_t tensor = 0;  // activations over the tensor axis
-  int64_t total() const { return shard() + replicate() + tensor; }
+  int64_t tensor() const { return tensor_gathers + tensor_reduces; }
+  int64_t total() const { return shard() + replicate() + tensor(); }
   WireBytes& operator+=(const WireBytes& other);
   WireBytes operator*(int64_t times) const;
   bool operator==(const WireBytes&) const = default;
@@ -44,18 +47,5 @@ WireBytes WireOf(const ShardingPlan& plan, const Instruction& instruction, int64
 IdVector<GroupId, WireBytes> WireTable(const ShardingPlan& plan);
 // Bytes of one step, all groups and activations.
 WireBytes StepWire(const ShardingPlan& plan);
-
-// Bytes of activations that a rank reads from others of its tensor group in one step, 0 without
-// such an axis: n = tokens * hidden * (T - 1) / T elements each time.
-struct TensorWire {
-  int64_t reduces = 0;  // of addends, as fp32
-  int64_t gathers = 0;  // in the type of activations
-  int64_t total() const { return reduces + gathers; }
-};
-// By micro-batch and layer: a reduce behind each of two row products and of two input gradients;
-// the sums are gathered, and under sequence parallelism the inputs of column products once more in
-// backward. `recompute: block` makes the attention's reduce again. The embedding and the head's
-// input gradient are a reduce and a gather each.
-TensorWire StepTensorWire(const ShardingPlan& plan);
 
 }  // namespace ravel::plan

@@ -111,6 +111,24 @@ inline JobSpec RecipeSpecOf(Recipe recipe, int64_t lanes = 8) {
   return spec;
 }
 
+// Takes an instruction out of a program; the next one of its stream waits for what it waited for.
+inline void Erase(IdVector<InstructionId, Instruction>& list, InstructionId erased) {
+  const Instruction gone = list[erased];
+  list.erase(list.begin() + erased.value());
+  for (Instruction& other : list) {
+    std::erase(other.waits, erased);
+    for (InstructionId& wait : other.waits) {
+      wait = wait > erased ? wait.value() - 1 : wait.value();
+    }
+  }
+  for (InstructionId next = erased; list.Has(next); ++next) {
+    if (list[next].stream == gone.stream) {
+      list[next].waits.insert(list[next].waits.end(), gone.waits.begin(), gone.waits.end());
+      return;
+    }
+  }
+}
+
 inline ShardingPlan PlanOf(const ModelConfig& config,
                            int64_t ranks,
                            int64_t lanes,

@@ -208,9 +208,6 @@ TEST(TensorAxisPlan, RefusesWhatItCannotCut) {
   JobSpec wide = spec;
   wide.tensor = 16;
   EXPECT_THAT(refusal(wide, 16), HasSubstr("determinism.tensorParts"));
-  EXPECT_THAT(std::string(CheckRuns(TensorCutOf(spec)).message()),
-              HasSubstr("parallelism.tensor: expected 1"));
-  EXPECT_TRUE(CheckRuns({}).ok());
 }
 
 // 70 B parameters on 512 devices as 64 x 8. The bound is for sanitizers and busy machines; the

@@ -4,12 +4,8 @@
 
 #include <algorithm>
 #include <array>
-#include <barrier>
-#include <chrono>
-#include <functional>
 #include <memory>
 #include <string>
-#include <thread>
 #include <utility>
 #include <vector>
 
@@ -19,10 +15,8 @@
 #include "kernels/stream.h"
 #include "tests/testing/tensor_plan.h"
 #include "tests/worker/shard/synthetic_ranks.h"
+#include "tests/worker/shard/transport_ranks.h"
 #include "worker/comm/collective_ledger.h"
-#include "worker/comm/communicator_factory.h"
-#include "worker/comm/local_communicator.h"
-#include "worker/shard/host_replay.h"
 
 namespace ravel::shard {
 namespace {
@@ -274,46 +268,20 @@ class GradientsAreOnes final : public StepActions {
 absl::Status RunRank(const plan::ShardingPlan& plan,
                      comm::Communicator& communicator,
                      std::vector<std::string>& faults) {
-  RETURN_IF_ERROR(communicator.AllocateArena({.private_bytes = plan.memory.private_bytes,
-                                              .symmetric_bytes = plan.memory.symmetric_bytes,
-                                              .common_bytes = plan.memory.common_bytes,
-                                              .common_copies = plan.lanes.replicas}));
-  ASSIGN_OR_RETURN(MeshCommunicators mesh,
-                   MeshCommunicators::Create(communicator, plan.mesh, plan.moves));
-  const ArenaBuffers buffers(plan, communicator);
-  const int rank = communicator.rank();
-  ParameterGroups groups;
-  groups.reserve(plan.groups.size());
-  for (const plan::GroupId group : plan.groups.ids()) {
-    groups.emplace_back(plan, buffers, group, rank);
-  }
-  model::Modules modules;
-  for (const plan::UnitId unit : plan.inventory.units.ids()) {
-    modules.push_back(std::make_unique<SummingUnit>(
-        SummingUnit::Args{.inventory = plan.inventory,
-                          .unit = unit,
-                          .coordinate = rank % plan::TensorRanks(plan.inventory),
-                          .faults = &faults}));
-  }
-  GradientsAreOnes actions(plan, groups, faults);
-  HostReplay backend;
-  UnitExecutor executor({.plan = plan,
-                         .communicators = mesh,
-                         .backend = backend,
-                         .buffers = buffers,
-                         .groups = groups,
-                         .modules = modules,
-                         .actions = &actions},
-                        {.poison = true});
-  RETURN_IF_ERROR(executor.Prepare());
-  for (int64_t step = 1; step <= 2; ++step) {
-    for (int64_t program = 0; program < plan.lanes.programs(); ++program) {
-      RETURN_IF_ERROR(
-          executor.Run({.slot = plan::SlotOf(plan.lanes, program), .used = {}, .step = step}));
-    }
-    RETURN_IF_ERROR(
-        executor.Run({.slot = {.phase = plan::Phase::kEval}, .used = {}, .step = step}));
-  }
+  RETURN_IF_ERROR(RunPrograms(
+      {.plan = plan,
+       .module =
+           [&](plan::UnitId unit, int64_t coordinate) {
+             return std::make_unique<SummingUnit>(SummingUnit::Args{.inventory = plan.inventory,
+                                                                    .unit = unit,
+                                                                    .coordinate = coordinate,
+                                                                    .faults = &faults});
+           },
+       .actions =
+           [&](ParameterGroups& groups) {
+             return std::make_unique<GradientsAreOnes>(plan, groups, faults);
+           }},
+      communicator));
   bool named = false;
   for (const auto& log : communicator.ledger().logs()) {
     named = named || log->group().name == plan::kTensorAxis;
@@ -322,43 +290,6 @@ absl::Status RunRank(const plan::ShardingPlan& plan,
     faults.push_back("no log of the tensor axis");
   }
   return absl::OkStatus();
-}
-
-// Runs `body` on every rank, each a thread with a communicator of its own.
-void RunRanks(const std::string& transport,
-              size_t size,
-              const std::function<void(comm::Communicator&)>& body) {
-  std::vector<std::string> records(size);
-  std::barrier all_there(static_cast<std::ptrdiff_t>(size));
-  std::vector<std::unique_ptr<comm::Communicator>> groups(size);
-  if (transport == "local") {
-    groups = *comm::CreateLocalGroup(static_cast<int>(size));
-  }
-  std::vector<std::thread> threads;
-  for (size_t rank = 0; rank < size; ++rank) {
-    threads.emplace_back([&, rank] {
-      const auto meet = [&, rank](std::string_view,
-                                  std::string record) -> absl::StatusOr<std::vector<std::string>> {
-        records[rank] = std::move(record);
-        all_there.arrive_and_wait();
-        return records;
-      };
-      if (groups[rank] == nullptr) {
-        auto made = comm::CreateCommunicator({.transport = transport,
-                                              .rank = static_cast<int>(rank),
-                                              .size = static_cast<int>(size),
-                                              .rendezvous = meet,
-                                              .host_address = "127.0.0.1",
-                                              .timeout = std::chrono::seconds(20)});
-        ASSERT_TRUE(made.ok()) << made.status();
-        groups[rank] = *std::move(made);
-      }
-      body(*groups[rank]);
-    });
-  }
-  for (std::thread& thread : threads) {
-    thread.join();
-  }
 }
 
 struct MovesCase {

@@ -97,7 +97,6 @@ absl::StatusOr<plan::ShardingPlan> PlanOf(const StepCase& tested, int64_t tensor
       spec.shape[1] = kChunkTokens;
     }
   }
-  plan.options.read_peers_in_place = true;  // threads
   plan.options.gather_window_bytes = 0;
   plan.options.staging_window_bytes = 0;
   RETURN_IF_ERROR(plan::PlanPrograms(plan));
@@ -301,8 +300,8 @@ class RankOfStep {
   const int64_t coordinate_;
 };
 
-// One value for each element: ranks that have the same of a tensor agree on it, or have addends.
-std::vector<float> Joined(const std::map<int64_t, std::vector<float>>& shares, bool addends) {
+// One value for each element: ranks that have the same of a tensor agree on it.
+std::vector<float> Joined(const std::map<int64_t, std::vector<float>>& shares) {
   const size_t elements = shares.begin()->second.size();
   std::vector<float> joined;
   for (size_t i = 0; i < elements; ++i) {
@@ -314,11 +313,6 @@ std::vector<float> Joined(const std::map<int64_t, std::vector<float>>& shares, b
     }
     if (values.empty()) {
       return {};  // which equals nothing
-    }
-    for (; addends && values.size() > 1; values.resize(values.size() / 2)) {
-      for (size_t at = 0; 2 * at < values.size(); ++at) {
-        values[at] = values[2 * at] + values[2 * at + 1];
-      }
     }
     for (const float value : values) {
       if (std::memcmp(&value, values.data(), sizeof(value)) != 0) {
@@ -353,9 +347,7 @@ std::map<std::string, std::vector<float>> RunStepOf(const StepCase& tested, int6
   }
   std::map<std::string, std::vector<float>> joined;
   for (const auto& [name, shares] : results.shares()) {
-    const plan::TensorId tensor_id = plan->inventory.FindTensor(name);
-    joined[name] =
-        Joined(shares, tensor_id >= 0 && plan->inventory.tensors[tensor_id].cut.partial_gradient);
+    joined[name] = Joined(shares);
   }
   return joined;
 }

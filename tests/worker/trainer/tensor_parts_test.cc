@@ -1,5 +1,5 @@
 // Jobs with determinism.tensorParts: the bits of one rank on any number of them, with every
-// strategy, and losses close to those of one part.
+// strategy, whether or not ranks share layers, and losses close to those of one part.
 
 #include <cmath>
 #include <map>
@@ -81,13 +81,38 @@ INSTANTIATE_TEST_SUITE_P(Biased,
                                             ::testing::Values("qwen2", "gpt2")),
                          NameOfParts);
 
+// Ranks of the tensor axis share the four parts: one, two or four each.
+std::vector<StrategyCase> OnTensorRanks() {
+  using plan::RecomputePolicy;
+  return {{.strategy = "ZeRO0", .width = 1, .micro_batches = 1, .tensor = 2},
+          {.strategy = "ZeRO3",
+           .width = 2,
+           .micro_batches = 3,
+           .recompute = RecomputePolicy::kBlock,
+           .small_windows = true,
+           .tensor = 2},
+          {.strategy = "ZeRO2", .width = 1, .micro_batches = 3, .tensor = 4},
+          {.strategy = "ZeRO1", .width = 2, .micro_batches = 1, .tensor = 4}};
+}
+INSTANTIATE_TEST_SUITE_P(TensorRanks,
+                         TensorPartsOf,
+                         ::testing::Combine(::testing::ValuesIn(OnTensorRanks()),
+                                            ::testing::Values("llama", "qwen2", "qwen3", "gpt2")),
+                         NameOfParts);
+
 std::vector<StrategyCase> AllOfThem() {
   std::vector<StrategyCase> cases;
   for (const NamedStrategy& strategy : MatrixStrategies()) {
     for (const int64_t width : {1, 2, 3}) {
       for (const int64_t micro_batches : {1, 3}) {
-        cases.push_back(
-            {.strategy = strategy.name, .width = width, .micro_batches = micro_batches});
+        for (const int64_t tensor : {1, 2, 4}) {
+          if (tensor == 1 || micro_batches == 3) {
+            cases.push_back({.strategy = strategy.name,
+                             .width = width,
+                             .micro_batches = micro_batches,
+                             .tensor = tensor});
+          }
+        }
       }
     }
   }

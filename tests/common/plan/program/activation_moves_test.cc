@@ -93,9 +93,9 @@ TEST(ActivationSteps, EveryStrategyIsPlanned) {
     for (const int64_t ranks : {2, 4}) {
       const ShardingPlan plan = PlanOnTensor(ranks, strategy);
       EXPECT_TRUE(CheckPlan(plan).ok());
-      EXPECT_GT(StepWire(plan).tensor, 0);
+      EXPECT_GT(StepWire(plan).tensor(), 0);
       EXPECT_EQ(StepWire(plan).total(),
-                StepWire(plan).shard() + StepWire(plan).replicate() + StepWire(plan).tensor);
+                StepWire(plan).shard() + StepWire(plan).replicate() + StepWire(plan).tensor());
     }
   }
 }
@@ -108,7 +108,7 @@ TEST(ActivationSteps, WireIsCountedPerMove) {
   const int64_t layers = plan.inventory.config.num_hidden_layers;
   const int64_t sums = 1 + 4 * layers + 1;  // table, two each way of each layer, head
   const int64_t statistics = 3 * 2 * RoundUp(tokens, 2) * 4;
-  EXPECT_EQ(StepWire(plan).tensor,
+  EXPECT_EQ(StepWire(plan).tensor(),
             plan.lanes.programs() *
                 (sums * tokens * plan.inventory.config.hidden_size * 8 + statistics) / 2);
 }
@@ -185,14 +185,7 @@ TEST(ActivationMutants, EveryFaultOfAStepIsCaught) {
        [](const ShardingPlan& plan, IdVector<InstructionId, Instruction>& list) {
          const auto last = std::find_if(
              list.begin(), list.end(), [&](const Instruction& at) { return Sums(plan, at); });
-         const int at = static_cast<int>(last - list.begin());
-         list.erase(last);
-         for (Instruction& other : list) {
-           std::erase(other.waits, InstructionId(at));
-           for (InstructionId& wait : other.waits) {
-             wait = wait > at ? wait.value() - 1 : wait.value();
-           }
-         }
+         testing::Erase(list, static_cast<int32_t>(last - list.begin()));
        }},
   };
   const ShardingPlan plan = PlanOnTensor(2);

@@ -141,15 +141,26 @@ bool MayPass(const absl::Status& status) {
          absl::IsCancelled(status) || absl::IsAborted(status);
 }
 
-void Backoff::Pause() {
+milliseconds Backoff::Next() {
   std::uniform_int_distribution<int64_t> length(longest_.count() / 4, longest_.count());
-  std::this_thread::sleep_for(milliseconds(length(random_)));
+  const milliseconds next(length(random_));
   longest_ = std::min(longest_ * 2, kLongestPause);
+  return next;
 }
 
 absl::StatusOr<std::unique_ptr<v1::Store::Stub>> StoreAddress::Stub() const {
   ASSIGN_OR_RETURN(const std::shared_ptr<grpc::Channel> channel, Channels::Get().To(host, target));
   return v1::Store::NewStub(channel);
+}
+
+void StoreAddress::Pause(Backoff& backoff) const {
+  const milliseconds length = backoff.Next();
+  const absl::StatusOr<std::shared_ptr<grpc::Channel>> channel = Channels::Get().To(host, target);
+  if (!channel.ok() || (*channel)->GetState(true) == GRPC_CHANNEL_READY) {
+    std::this_thread::sleep_for(length);
+    return;
+  }
+  (*channel)->WaitForConnected(std::chrono::system_clock::now() + length);
 }
 
 void SetStoreIdentitySource(StoreIdentitySource source) {

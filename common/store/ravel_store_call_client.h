@@ -34,7 +34,7 @@ bool MayPass(const absl::Status& status);
 // Pauses that grow, each of a random length: many writers do not come back at once.
 class Backoff {
  public:
-  void Pause();
+  std::chrono::milliseconds Next();
 
  private:
   std::minstd_rand random_{std::random_device()()};
@@ -55,6 +55,10 @@ struct StoreAddress {
   // On the channel that the process has to this address. FailedPrecondition for an address beyond
   // this host without an identity.
   absl::StatusOr<std::unique_ptr<v1::Store::Stub>> Stub() const;
+  // Before the next try. Connects meanwhile: gRPC's blocking calls drive a connection only while
+  // one of them waits, and one that fails at once waits for nothing, so that no TLS handshake would
+  // ever come to its end.
+  void Pause(Backoff& backoff) const;
 };
 
 // Calls `once(stub, context)` until it passes, fails for good, or the time is over; counts the
@@ -73,7 +77,7 @@ absl::Status Persist(const StoreAddress& address, int& tries, const Once& once) 
     if (!MayPass(status) || std::chrono::steady_clock::now() >= end) {
       return status;
     }
-    backoff.Pause();
+    address.Pause(backoff);
   }
 }
 template <typename Once>

@@ -73,7 +73,7 @@ class RemoteReader : public FileReader {
       if (!MayPass(status) || SteadyClock::now() - moved > address_->options.stall_time) {
         return status;
       }
-      backoff.Pause();
+      address_->Pause(backoff);
     }
     return absl::OkStatus();
   }
@@ -138,7 +138,7 @@ class RemoteWriter : public FileWriter {
       }
       status = status.ok() ? EndOfStream() : status;
       RETURN_IF_ERROR(MayGoOn(status));
-      backoff_.Pause();
+      address_->Pause(backoff_);
     }
   }
 
@@ -278,7 +278,7 @@ class RemoteWriter : public FileWriter {
     for (bool first = true;; first = false) {
       RETURN_IF_ERROR(MayGoOn(why));
       if (!first) {
-        backoff_.Pause();
+        address_->Pause(backoff_);
       }
       RETURN_IF_ERROR(Look());
       if (finished_) {

@@ -1,25 +1,34 @@
-// Several hosts, as network namespaces with addresses of their own: a coordinator on one, daemons
-// on two others, certificates everywhere, one shared folder. A job goes from `init` to an exported
-// model with the losses of one host's run, bit for bit.
+// Several hosts, as network namespaces with addresses of their own and certificates everywhere: a
+// coordinator on one, daemons on others. A job goes from `init` to an exported model with the
+// losses of one host's run, bit for bit: with a shared folder, and with none, checkpoints in a
+// ravel-store on a host of its own, while programs are killed and links fail.
 
 #include <chrono>
 #include <filesystem>
+#include <iostream>
 #include <memory>
 #include <string>
 #include <vector>
 
+#include <absl/strings/match.h>
 #include <absl/strings/str_cat.h>
 #include <absl/strings/str_split.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "tests/testing/eventually.h"
 #include "tests/testing/mini_cluster.h"
 #include "tests/testing/secure_cluster.h"
+#include "tests/testing/store_process.h"
 
 namespace ravel::testing {
 namespace {
 
+using std::chrono::seconds;
 using ::testing::HasSubstr;
+
+constexpr int kWorkers = 4;
+constexpr int kStoreHost = kWorkers + 1;
 
 // loss_bits of each step, in order.
 std::vector<std::string> LossBits(const std::string& jsonl) {
@@ -39,19 +48,26 @@ class HostsTest : public ::testing::Test {
       ADD_FAILURE() << cluster_->Report();
     }
   }
-  // Coordinator on host 0, a daemon on each of the others.
-  void Start(bool six) {
-    absl::StatusOr<std::unique_ptr<NetworkHosts>> hosts = NetworkHosts::Create(3);
-    if (!hosts.ok()) {
-      GTEST_SKIP() << hosts.status().message();
+  // The coordinator on host 0.
+  void StartCoordinator(int hosts, bool six) {
+    absl::StatusOr<std::unique_ptr<NetworkHosts>> made = NetworkHosts::Create(hosts);
+    if (!made.ok()) {
+      GTEST_SKIP() << made.status().message();
     }
-    hosts_ = *std::move(hosts);
+    hosts_ = *std::move(made);
     absl::StatusOr<std::unique_ptr<SecureCluster>> started =
         SecureCluster::Start({.listen = six ? "[::]:0" : "0.0.0.0:0",
                               .names = {six ? hosts_->AddressV6(0) : hosts_->Address(0)},
                               .coordinator_host = hosts_->Prefix(0)});
     ASSERT_TRUE(started.ok()) << started.status();
     cluster_ = *std::move(started);
+  }
+  // And a daemon on each of two others, all with one folder.
+  void Start(bool six) {
+    StartCoordinator(3, six);
+    if (IsSkipped() || HasFatalFailure()) {
+      return;
+    }
     const std::string token = cluster_->Token({"node", "--uses", "2"});
     for (const int host : {1, 2}) {
       const std::string node = absl::StrCat("n", host);
@@ -115,6 +131,142 @@ TEST_F(HostsTest, AddressesMayBeOfIPv6) {
   }
   EXPECT_EQ(Train(Job("four", 4)).size(), 12u);
   EXPECT_THAT(cluster_->Ctl({"nodes", "list", "-o", "json"}).out, HasSubstr(hosts_->AddressV6(1)));
+}
+
+// Four daemons and a store, each on a host with a folder of its own.
+class HostsApartTest : public HostsTest {
+ protected:
+  void TearDown() override {
+    if (HasFailure() && store_ != nullptr) {
+      ADD_FAILURE() << "store:\n" << store_->Log();
+    }
+    HostsTest::TearDown();
+  }
+  std::vector<std::string> Host(int host) const { return hosts_->Prefix(host, cluster_->folder()); }
+  void StartAll() {
+    StartCoordinator(kStoreHost + 1, false);
+    if (IsSkipped() || HasFatalFailure()) {
+      return;
+    }
+    const std::string& folder = cluster_->folder();
+    const std::string seen = NetworkHosts::SeenFolder(folder, kStoreHost);
+    store_ =
+        std::make_unique<StoreProcess>(StorePlace{.folder = folder + "/server",
+                                                  .seen_folder = seen + "/server",
+                                                  .host = Host(kStoreHost),
+                                                  .address = hosts_->Address(kStoreHost),
+                                                  .flags = {"--identity", folder + "/identity"}});
+    const RunResult certified = cluster_->Run({BinaryPath("ravel-coordinator"),
+                                               "certify-store",
+                                               "--state-dir",
+                                               folder + "/state",
+                                               "--name",
+                                               hosts_->Address(kStoreHost),
+                                               "--out",
+                                               seen + "/identity"});
+    ASSERT_EQ(certified.exit_code, 0) << certified.err;
+    ASSERT_EQ(store_->Start(), absl::OkStatus());
+    const std::string token = cluster_->Token({"node", "--uses", absl::StrCat(kWorkers)});
+    for (int host = 1; host <= kWorkers; ++host) {
+      const RunResult joined = cluster_->Join(absl::StrCat("n", host), token, Host(host));
+      ASSERT_EQ(joined.exit_code, 0) << joined.err;
+      WriteTokens(
+          NetworkHosts::SeenFolder(folder, host) + "/tokens.bin", 20000, TinyJob().vocabulary);
+      ASSERT_EQ(StartNode(host), absl::OkStatus());
+    }
+    ASSERT_TRUE(cluster_->WaitForReady(kWorkers));
+  }
+  // Trainers there wait before the N-th step that they make while HoldAt(N) holds.
+  absl::Status StartNode(int host) {
+    return cluster_->StartWorker(
+        absl::StrCat("n", host),
+        Host(host),
+        {"--cpu-devices", "1", "--enable-faults"},
+        {{"RAVEL_FAULTS", absl::StrCat("trainer.step@*:hold=", control_.path(), "/hold")}});
+  }
+  void HoldAt(int64_t step) const { WriteText(absl::StrCat(control_.path(), "/hold.", step), ""); }
+  // Lets trainers go on to the step before `next`.
+  void LetGo(int64_t held, int64_t next) const {
+    HoldAt(next);
+    std::filesystem::remove(absl::StrCat(control_.path(), "/hold.", held));
+  }
+  void WaitForStep(int64_t step) const {
+    const RunResult waited =
+        cluster_->Ctl({"wait", "far", absl::StrCat("--for=step=", step), "--timeout", "50s"});
+    ASSERT_EQ(waited.exit_code, 0) << waited.err << cluster_->Ctl({"events", "far"}).out;
+  }
+  bool Happened(const std::string& event) const {
+    return absl::StrContains(cluster_->Ctl({"events", "far"}).out, event);
+  }
+  TinyJob JobThere(const std::string& name, int64_t workers) const {
+    TinyJob job = Job(name, workers);
+    job.store = store_->Url("team");
+    job.steps = 30;
+    job.save_every_steps = 5;
+    return job;
+  }
+
+  ScratchFolder control_;
+  std::unique_ptr<StoreProcess> store_;
+};
+
+TEST_F(HostsApartTest, HostsThatShareNothingTrainThroughKillsAndBadLinks) {
+  StartAll();
+  if (IsSkipped() || HasFatalFailure()) {
+    return;
+  }
+  for (const int host : {1, 2}) {  // the mounts keep folders apart
+    std::vector<std::string> look = Host(host);
+    look.insert(look.end(), {"/bin/ls", cluster_->WorkDir("n1")});
+    EXPECT_EQ(cluster_->Run(look).exit_code == 0, host == 1);
+  }
+  const std::vector<std::string> one = Train(JobThere("one", 1));
+  ASSERT_EQ(one.size(), 30u);
+
+  HoldAt(6);
+  WriteText(cluster_->folder() + "/far.yaml", ToYaml(JobThere("far", kWorkers)));
+  const RunResult submitted = cluster_->Ctl({"submit", "-f", cluster_->folder() + "/far.yaml"});
+  ASSERT_EQ(submitted.exit_code, 0) << submitted.err;
+  ASSERT_NO_FATAL_FAILURE(WaitForStep(5));
+  ASSERT_EQ(store_->KillAndStart(), absl::OkStatus());
+  LetGo(6, 12);
+  ASSERT_NO_FATAL_FAILURE(WaitForStep(11));
+
+  const absl::Status slow = hosts_->Throttle(1, 2'000'000);
+  LetGo(12, 18);
+  ASSERT_NO_FATAL_FAILURE(WaitForStep(17));
+  if (slow.ok()) {
+    ASSERT_EQ(hosts_->EndThrottle(1), absl::OkStatus());
+  } else {
+    RecordProperty("not_throttled", std::string(slow.message()));
+    std::cout << "no link was throttled: " << slow.message() << "\n";
+  }
+
+  // Where the next epoch begins: two steps short of the cut.
+  ASSERT_TRUE(Eventually(seconds(30), [&] { return Happened("team/far/step-0000000015"); }));
+  ASSERT_EQ(hosts_->CutLink(2), absl::OkStatus());
+  LetGo(18, 4);  // those of the next epoch
+  ASSERT_TRUE(Eventually(seconds(30), [&] { return Happened("NodeLost"); }));
+  ASSERT_EQ(hosts_->MendLink(2), absl::OkStatus());
+  ASSERT_NO_FATAL_FAILURE(WaitForStep(18));
+
+  cluster_->Worker("n3").KillInner();
+  ASSERT_EQ(StartNode(3), absl::OkStatus());
+  std::filesystem::remove(control_.path() + "/hold.4");
+  const RunResult done = cluster_->Ctl({"wait", "far", "--for=done", "--timeout", "50s"});
+  ASSERT_EQ(done.exit_code, 0) << done.err << cluster_->Ctl({"events", "far"}).out;
+
+  EXPECT_EQ(LossBits(cluster_->Ctl({"metrics", "far", "-o", "jsonl"}).out), one);
+  EXPECT_TRUE(Happened("over gloo"));
+  const std::string step = store_->Url("team/far/step-0000000030");
+  const RunResult verified = cluster_->Ctl({"checkpoints", "verify", step});
+  EXPECT_THAT(verified.out, HasSubstr(": ok (deep)")) << verified.err;
+  const std::string model = cluster_->folder() + "/model";
+  const RunResult exported =
+      cluster_->Ctl({"checkpoints", "export", store_->Url("team/far"), "--output", model});
+  EXPECT_EQ(exported.exit_code, 0) << exported.err;
+  EXPECT_TRUE(std::filesystem::exists(model + "/model.safetensors"));
+  EXPECT_FALSE(std::filesystem::exists(cluster_->folder() + "/tokens.bin"));
 }
 
 }  // namespace

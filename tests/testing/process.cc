@@ -115,6 +115,16 @@ void ChildProcess::Kill() {
   }
 }
 
+void ChildProcess::KillInner() {
+  if (Running()) {
+    for (const pid_t inner : ChildrenOf(pid_)) {
+      ::kill(inner, SIGKILL);
+    }
+    Wait(std::chrono::seconds(10));
+  }
+  Kill();
+}
+
 RunResult RunProgram(ProcessOptions options,
                      const std::string& scratch,
                      std::chrono::milliseconds deadline) {

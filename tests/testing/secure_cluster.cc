@@ -57,6 +57,50 @@ std::vector<std::string> NetworkHosts::Prefix(int host) const {
           "--mount-proc"};
 }
 
+std::vector<std::string> NetworkHosts::Prefix(int host, const std::string& folder) const {
+  const std::string seen = SeenFolder(folder, host);
+  std::filesystem::create_directories(seen);
+  std::vector<std::string> words = Prefix(host);
+  for (const std::string& word : {std::string("/bin/sh"),
+                                  std::string("-c"),
+                                  std::string("mount --bind \"$0\" \"$1\" && shift && exec \"$@\""),
+                                  seen,
+                                  folder}) {
+    words.push_back(word);
+  }
+  return words;
+}
+
+std::string NetworkHosts::SeenFolder(const std::string& folder, int host) {
+  return absl::StrCat(folder, "/hosts/", host);
+}
+
+absl::Status NetworkHosts::ChangePort(const std::string& program, const std::string& change) const {
+  const ScratchFolder scratch;
+  const std::string command = absl::StrCat(program, " -n ", stem_, " ", change);
+  const RunResult done = Shell(command, scratch.path());
+  return done.exit_code == 0 ? absl::OkStatus()
+                             : absl::FailedPreconditionError(absl::StrCat(command, ": ", done.err));
+}
+
+absl::Status NetworkHosts::CutLink(int host) const {
+  return ChangePort("ip", absl::StrCat("link set p", host, " down"));
+}
+absl::Status NetworkHosts::MendLink(int host) const {
+  return ChangePort("ip", absl::StrCat("link set p", host, " up"));
+}
+absl::Status NetworkHosts::Throttle(int host, int64_t bits_per_second) const {
+  return ChangePort("tc",
+                    absl::StrCat("qdisc add dev p",
+                                 host,
+                                 " root tbf rate ",
+                                 bits_per_second,
+                                 "bit burst 16kb latency 200ms"));
+}
+absl::Status NetworkHosts::EndThrottle(int host) const {
+  return ChangePort("tc", absl::StrCat("qdisc del dev p", host, " root"));
+}
+
 absl::StatusOr<std::unique_ptr<NetworkHosts>> NetworkHosts::Create(int count) {
   const ScratchFolder scratch;
   std::unique_ptr<NetworkHosts> hosts(new NetworkHosts(count));
@@ -218,8 +262,9 @@ RunResult SecureCluster::Join(const std::string& node,
 
 absl::Status SecureCluster::StartWorker(const std::string& node,
                                         const std::vector<std::string>& host,
-                                        const std::vector<std::string>& more) {
-  ProcessOptions options{.arguments = host};
+                                        const std::vector<std::string>& more,
+                                        const std::map<std::string, std::string>& environment) {
+  ProcessOptions options{.arguments = host, .environment = environment};
   for (const std::string& word :
        {BinaryPath("ravel-worker"), std::string("--work-dir"), WorkDir(node)}) {
     options.arguments.push_back(word);

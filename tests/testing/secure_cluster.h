@@ -28,10 +28,23 @@ class NetworkHosts {
   std::string AddressV6(int host) const;
   // What a command line begins with to run there.
   std::vector<std::string> Prefix(int host) const;
+  // As above, and what is seen as `folder` there is SeenFolder(folder, host): such hosts share no
+  // file of it.
+  std::vector<std::string> Prefix(int host, const std::string& folder) const;
+  static std::string SeenFolder(const std::string& folder, int host);
+  // The cable between a host and the bridge.
+  absl::Status CutLink(int host) const;
+  absl::Status MendLink(int host) const;
+  // Bits to the host go that fast, by a token bucket (tbf). FailedPrecondition where the kernel has
+  // none.
+  absl::Status Throttle(int host, int64_t bits_per_second) const;
+  absl::Status EndThrottle(int host) const;
 
  private:
   explicit NetworkHosts(int count);
   std::string Name(int host) const;
+  // Port 0 of the bridge leads to host 0.
+  absl::Status ChangePort(const std::string& program, const std::string& change) const;
 
   const int count_;
   const std::string stem_;
@@ -72,7 +85,8 @@ class SecureCluster {
                  const std::vector<std::string>& host = {}) const;
   absl::Status StartWorker(const std::string& node,
                            const std::vector<std::string>& host = {},
-                           const std::vector<std::string>& more = {});
+                           const std::vector<std::string>& more = {},
+                           const std::map<std::string, std::string>& environment = {});
   ChildProcess& Worker(const std::string& node) { return *workers_.at(node); }
   std::string WorkDir(const std::string& node) const { return folder() + "/" + node; }
   std::string Log(const std::string& program) const {

@@ -242,7 +242,7 @@ TEST_F(HostsApartTest, HostsThatShareNothingTrainThroughKillsAndBadLinks) {
     std::cout << "no link was throttled: " << slow.message() << "\n";
   }
 
-  // Where the next epoch begins: two steps short of the cut.
+  // The next epoch begins there, two steps short of the cut.
   ASSERT_TRUE(Eventually(seconds(30), [&] { return Happened("team/far/step-0000000015"); }));
   ASSERT_EQ(hosts_->CutLink(2), absl::OkStatus());
   LetGo(18, 4);  // those of the next epoch

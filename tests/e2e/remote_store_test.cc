@@ -18,63 +18,13 @@
 #include "tests/testing/eventually.h"
 #include "tests/testing/mini_cluster.h"
 #include "tests/testing/secure_cluster.h"
+#include "tests/testing/store_process.h"
 
 namespace ravel::testing {
 namespace {
 
 using std::chrono::seconds;
 using ::testing::HasSubstr;
-
-// A ravel-store process; on the same port after each start.
-class StoreProcess {
- public:
-  explicit StoreProcess(const std::string& folder,
-                        std::vector<std::string> more = {"--dev-loopback"})
-      : folder_(folder), more_(std::move(more)) {
-    std::filesystem::create_directories(folder_ + "/data");
-  }
-
-  void Start(const std::map<std::string, std::string>& environment = {}) {
-    process_.reset();
-    const std::string port_file = folder_ + "/port";
-    std::filesystem::remove(port_file);
-    ProcessOptions options;
-    options.arguments = {BinaryPath("ravel-store"),
-                         "--data",
-                         folder_ + "/data",
-                         "--listen",
-                         absl::StrCat("127.0.0.1:", port_),
-                         "--port-file",
-                         port_file,
-                         "--min-free",
-                         "0",
-                         "--enable-faults"};
-    options.arguments.insert(options.arguments.end(), more_.begin(), more_.end());
-    options.environment = environment;
-    options.output_path = options.error_path = folder_ + "/log";
-    process_ = *ChildProcess::Start(options);
-    ASSERT_TRUE(Eventually(seconds(20), [&] { return !ReadText(port_file).empty(); }))
-        << ReadText(folder_ + "/log");
-    port_ = std::stoi(ReadText(port_file));
-  }
-  void KillAndStart() {
-    process_->Kill();
-    Start();
-  }
-  // After a fault has killed it.
-  bool WaitForDeath() { return process_->Wait(seconds(30)).has_value(); }
-  std::string Url(const std::string& path) const {
-    return absl::StrCat("ravel://127.0.0.1:", port_, "/", path);
-  }
-  // The file behind a path of the store.
-  std::string File(const std::string& path) const { return folder_ + "/data/files/" + path; }
-
- private:
-  const std::string folder_;
-  const std::vector<std::string> more_;
-  std::unique_ptr<ChildProcess> process_;
-  int port_ = 0;
-};
 
 class RemoteStoreTest : public ::testing::Test {
  protected:
@@ -85,8 +35,9 @@ class RemoteStoreTest : public ::testing::Test {
     cluster_ = std::move(*started);
     ASSERT_EQ(cluster_->StartWorkers(2, cluster_->HoldFaults()), absl::OkStatus());
     WriteTokens(cluster_->folder() + "/tokens.bin", 20000, TinyJob().vocabulary);
-    store_ = std::make_unique<StoreProcess>(cluster_->folder() + "/server");
-    store_->Start();
+    store_ = std::make_unique<StoreProcess>(
+        StorePlace{.folder = cluster_->folder() + "/server", .flags = {"--dev-loopback"}});
+    ASSERT_EQ(store_->Start(), absl::OkStatus());
   }
   TinyJob Job(const std::string& name, const std::string& store) const {
     return {.name = name,
@@ -128,14 +79,14 @@ TEST_F(RemoteStoreTest, TheHistoryIsTheSameAsInAFolderThroughKillsOfEveryProgram
   cluster_->HoldTrainersAt(8);
   ASSERT_EQ(cluster_->Submit(Job("far", store_->Url("team"))), absl::OkStatus());
   ASSERT_EQ(cluster_->WaitForStep("far", 7, seconds(60)), absl::OkStatus());
-  store_->KillAndStart();
+  ASSERT_EQ(store_->KillAndStart(), absl::OkStatus());
   cluster_->LetTrainersGoAt(8);
   ASSERT_TRUE(Eventually(seconds(60), [&] { return cluster_->Get("far")->committed_step >= 10; }))
       << cluster_->Report("far");
   cluster_->KillWorker("w1");
   ASSERT_EQ(cluster_->StartWorkers(2, cluster_->HoldFaults()), absl::OkStatus());
   cluster_->KillCoordinator();
-  store_->KillAndStart();
+  ASSERT_EQ(store_->KillAndStart(), absl::OkStatus());
   ASSERT_EQ(cluster_->RestartCoordinator(), absl::OkStatus());
   ASSERT_EQ(cluster_->WaitForSuccess("far", seconds(60)), absl::OkStatus());
   EXPECT_EQ(Losses("far"), Losses("plain"));
@@ -168,17 +119,17 @@ TEST_F(RemoteStoreTest, ACopyIsWholeOrNotThereWhereverItIsCut) {
   for (const char* fault :
        {"store.append@2:kill", "store.finish:kill", "store.finish@3:kill", "store.publish:kill"}) {
     const std::string to = absl::StrCat("copies/", copies++);
-    store_->KillAndStart();  // on the port, so that the URL stands
+    ASSERT_EQ(store_->KillAndStart(), absl::OkStatus());  // on the port, so that the URL stands
     const std::string url = store_->Url(to);
     StoreProcess& store = *store_;
-    store.Start({{"RAVEL_FAULTS", fault}});
+    ASSERT_EQ(store.Start({{"RAVEL_FAULTS", fault}}), absl::OkStatus());
     ProcessOptions options;
     options.arguments = {BinaryPath("ravelctl"), "checkpoints", "copy", from, url};
     options.output_path = options.error_path = cluster_->folder() + "/copy.log";
     const auto copying = *ChildProcess::Start(options);
     ASSERT_TRUE(store.WaitForDeath()) << fault;
     EXPECT_FALSE(std::filesystem::exists(store.File(to + "/step-0000000030"))) << fault;
-    store.Start();
+    ASSERT_EQ(store.Start(), absl::OkStatus());
     EXPECT_EQ(copying->Wait(seconds(60)), 0) << fault << ReadText(options.output_path);
     EXPECT_TRUE(IsWhole(url + "/step-0000000030")) << fault;
   }
@@ -195,8 +146,8 @@ TEST_F(RemoteStoreTest, ACopyThatWasKilledGoesOnWithWhatItHadFinished) {
   RunInFolder();
   const std::string from = PlainStep(30);
   const std::string url = store_->Url("copies");
-  store_->KillAndStart();
-  store_->Start({{"RAVEL_FAULTS", "store.finish@3:stall=20s"}});
+  ASSERT_EQ(store_->KillAndStart(), absl::OkStatus());
+  ASSERT_EQ(store_->Start({{"RAVEL_FAULTS", "store.finish@3:stall=20s"}}), absl::OkStatus());
   ProcessOptions options;
   options.arguments = {BinaryPath("ravelctl"), "checkpoints", "copy", from, url};
   options.output_path = options.error_path = cluster_->folder() + "/copy.log";
@@ -210,7 +161,7 @@ TEST_F(RemoteStoreTest, ACopyThatWasKilledGoesOnWithWhatItHadFinished) {
   };
   ASSERT_TRUE(Eventually(seconds(30), [&] { return finished() >= 2; }));
   copying->Kill();
-  store_->KillAndStart();
+  ASSERT_EQ(store_->KillAndStart(), absl::OkStatus());
   const RunResult again = Copy(from, url);
   EXPECT_EQ(again.exit_code, 0) << again.err;
   const size_t at = again.out.find(" files, ");
@@ -255,9 +206,9 @@ TEST(SecureStoreTest, AStoreKnowsItsCallersAndLetsThemDoTheirPart) {
                                            "--out",
                                            identity});
   ASSERT_EQ(certified.exit_code, 0) << certified.err;
-  StoreProcess store(cluster.folder() + "/server",
-                     {"--identity", identity, "--operators", "admin"});
-  store.Start();
+  StoreProcess store({.folder = cluster.folder() + "/server",
+                      .flags = {"--identity", identity, "--operators", "admin"}});
+  ASSERT_EQ(store.Start(), absl::OkStatus());
   ASSERT_EQ(cluster.Join("n1", cluster.Token({"node"})).exit_code, 0);
   ASSERT_EQ(cluster.StartWorker("n1"), absl::OkStatus());
   ASSERT_TRUE(cluster.WaitForReady(1)) << cluster.Report();
@@ -270,8 +221,7 @@ TEST(SecureStoreTest, AStoreKnowsItsCallersAndLetsThemDoTheirPart) {
   const RunResult submitted = cluster.Ctl({"submit", "-f", cluster.folder() + "/job.yaml"});
   ASSERT_EQ(submitted.exit_code, 0) << submitted.err;
   const RunResult waited = cluster.Ctl({"wait", "sure", "--for=done", "--timeout", "60s"});
-  ASSERT_EQ(waited.exit_code, 0) << waited.err << cluster.Report()
-                                 << ReadText(cluster.folder() + "/server/log");
+  ASSERT_EQ(waited.exit_code, 0) << waited.err << cluster.Report() << store.Log();
   const std::string step = store.Url("team/sure/step-0000000010");
   EXPECT_EQ(cluster.Ctl({"checkpoints", "verify", step}).exit_code, 0);
   // A user reads, and may not write; the operator may.

@@ -41,7 +41,7 @@ class ChildProcess {
   std::optional<int> Wait(std::chrono::milliseconds deadline);
   // SIGKILL, and gone when this returns.
   void Kill();
-  // Of one that waits for its only child, as NetworkHosts::Prefix does: the child is killed, and
+  // As Kill, for one that waits for its only child (NetworkHosts::Prefix): the child is killed, and
   // all of its process namespace is gone when this returns.
   void KillInner();
 

@@ -33,7 +33,7 @@ class StoreProcess {
   // After a fault has killed it.
   bool WaitForDeath();
   std::string Url(const std::string& path) const;
-  // Where a path of the store lies, as the test sees it.
+  // The file behind a path of the store, as the test sees it.
   std::string File(const std::string& path) const { return Seen() + "/data/files/" + path; }
   std::string Log() const { return ReadText(Seen() + "/log"); }
 

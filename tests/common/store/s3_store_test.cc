@@ -4,7 +4,6 @@
 #include "common/store/s3_store.h"
 
 #include <cstdlib>
-#include <filesystem>
 #include <memory>
 #include <string>
 #include <thread>
@@ -18,14 +17,12 @@
 #include "common/crypto.h"
 #include "common/store/blob_tree.h"
 #include "common/store/s3_signature.h"
-#include "tests/testing/eventually.h"
 #include "tests/testing/memory_blobs.h"
-#include "tests/testing/process.h"
+#include "tests/testing/s3_server.h"
 
 namespace ravel::store {
 namespace {
 
-using std::chrono::seconds;
 using ::testing::HasSubstr;
 
 const S3Keys kExampleKeys = {"AKIAIOSFODNN7EXAMPLE", "wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY"};
@@ -90,71 +87,24 @@ TEST(BlobTreeTest, APublishedFolderIsSeenOnceAndAPublicationThatWasCutOffIsFinis
   EXPECT_TRUE(raw.List("p/", BlobStore::Depth::kAll)->blobs.empty());
 }
 
-// A server and the proxy before it; the environment of this process points there.
+// The environment of this process points to the server.
 class S3StoreTest : public ::testing::Test {
  protected:
   static void SetUpTestSuite() {
-    scratch_ = new testing::ScratchFolder;
-    Start();
+    server_ = new absl::StatusOr<std::unique_ptr<testing::S3Server>>(testing::S3Server::Start());
   }
-  static void TearDownTestSuite() {
-    proxy_.reset();
-    server_.reset();
-    delete scratch_;
-  }
+  static void TearDownTestSuite() { delete server_; }
   void SetUp() override {
-    if (proxy_ == nullptr) {
-      GTEST_SKIP() << "no moto_server: tests/testing/moto.sh makes one, or RAVEL_MOTO_SERVER names "
-                      "it";
+    if (absl::IsNotFound(server_->status())) {
+      GTEST_SKIP() << server_->status().message();
     }
-  }
-  static void Start() {
-    const char* const named = std::getenv("RAVEL_MOTO_SERVER");
-    const std::string moto = named != nullptr ? named : RAVEL_MOTO_DEFAULT;
-    if (!std::filesystem::exists(moto)) {
-      return;
+    ASSERT_TRUE(server_->ok()) << server_->status();
+    for (const auto& [name, value] : (**server_)->environment()) {
+      setenv(name.c_str(), value.c_str(), 1);
     }
-    testing::ProcessOptions options;
-    options.arguments = {moto, "-H", "127.0.0.1", "-p", "0"};
-    options.output_path = options.error_path = scratch_->path() + "/moto.log";
-    server_ = *testing::ChildProcess::Start(options);
-    std::string port;
-    ASSERT_TRUE(testing::Eventually(seconds(60), [&] {
-      const std::string log = testing::ReadText(options.error_path);
-      const size_t at = log.find("http://127.0.0.1:");
-      const size_t end = log.find('\n', at);
-      port = end == std::string::npos ? "" : log.substr(at + 17, end - at - 17);
-      return !port.empty();
-    })) << testing::ReadText(options.error_path);
-    const testing::RunResult made = testing::RunProgram(
-        {.arguments = {"/usr/bin/env",
-                       "python3",
-                       "-c",
-                       absl::StrCat(
-                           "import urllib.request as u; u.urlopen(u.Request('http://127.0.0.1:",
-                           std::stoi(port),
-                           "/bucket', method='PUT'))")}},
-        scratch_->path(),
-        seconds(30));
-    ASSERT_EQ(made.exit_code, 0) << made.err;
-    const std::string port_file = scratch_->path() + "/proxy.port";
-    options.arguments = {"/usr/bin/env", "python3", RAVEL_S3_PROXY, port_file, port, "4"};
-    options.output_path = options.error_path = scratch_->path() + "/proxy.log";
-    proxy_ = *testing::ChildProcess::Start(options);
-    ASSERT_TRUE(
-        testing::Eventually(seconds(30), [&] { return std::filesystem::exists(port_file); }));
-    testing::WriteText(scratch_->path() + "/credentials",
-                       "[other]\naws_access_key_id = wrong\n[default]\naws_access_key_id = id\n"
-                       "aws_secret_access_key = hush-hush\n");
-    setenv("RAVEL_S3_CREDENTIALS", (scratch_->path() + "/credentials").c_str(), 1);
-    setenv("RAVEL_S3_ENDPOINT",
-           absl::StrCat("http://127.0.0.1:", std::stoi(testing::ReadText(port_file))).c_str(),
-           1);
   }
 
-  static inline testing::ScratchFolder* scratch_ = nullptr;
-  static inline std::unique_ptr<testing::ChildProcess> server_;
-  static inline std::unique_ptr<testing::ChildProcess> proxy_;
+  static inline absl::StatusOr<std::unique_ptr<testing::S3Server>>* server_ = nullptr;
 };
 
 TEST_F(S3StoreTest, EveryActHappensOnceThrough503sAndAnswersThatAreLost) {

@@ -1,0 +1,94 @@
+// A whole job over s3://, on a server that is not ours and fails on purpose: saves, a daemon that
+// is killed, the resume from the store, an export; the history is that of a run over a folder.
+
+#include <chrono>
+#include <cstdlib>
+#include <filesystem>
+#include <map>
+#include <memory>
+#include <string>
+
+#include <absl/strings/match.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "tests/testing/eventually.h"
+#include "tests/testing/mini_cluster.h"
+#include "tests/testing/s3_server.h"
+
+namespace ravel::testing {
+namespace {
+
+using std::chrono::seconds;
+using ::testing::HasSubstr;
+
+constexpr int64_t kLastStep = 15;
+
+class S3JobTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    absl::StatusOr<std::unique_ptr<S3Server>> server = S3Server::Start();
+    if (absl::IsNotFound(server.status())) {
+      GTEST_SKIP() << server.status().message();
+    }
+    ASSERT_TRUE(server.ok()) << server.status();
+    server_ = *std::move(server);
+    for (const auto& [name, value] : server_->environment()) {
+      setenv(name.c_str(), value.c_str(), 1);  // for all programs of the test
+    }
+    absl::StatusOr<std::unique_ptr<MiniCluster>> started = MiniCluster::Start();
+    ASSERT_TRUE(started.ok()) << started.status();
+    cluster_ = std::move(*started);
+    ASSERT_EQ(cluster_->StartWorkers(2, cluster_->HoldFaults()), absl::OkStatus());
+    WriteTokens(cluster_->folder() + "/tokens.bin", 20000, TinyJob().vocabulary);
+  }
+  TinyJob Job(const std::string& name, const std::string& store) const {
+    return {.name = name,
+            .tokens_path = cluster_->folder() + "/tokens.bin",
+            .store = store,
+            .workers = 2,
+            .steps = kLastStep,
+            .save_every_steps = 5};
+  }
+
+  std::unique_ptr<S3Server> server_;
+  std::unique_ptr<MiniCluster> cluster_;
+};
+
+TEST_F(S3JobTest, AJobSavesResumesAndIsExported) {
+  ASSERT_EQ(cluster_->Submit(Job("plain", cluster_->folder() + "/plain")), absl::OkStatus());
+  ASSERT_EQ(cluster_->WaitForSuccess("plain", seconds(60)), absl::OkStatus());
+
+  cluster_->HoldTrainersAt(8);
+  ASSERT_EQ(cluster_->Submit(Job("far", "s3://bucket/team")), absl::OkStatus());
+  ASSERT_EQ(cluster_->WaitForStep("far", 7, seconds(60)), absl::OkStatus());
+  ASSERT_TRUE(Eventually(seconds(60), [&] { return cluster_->Get("far")->committed_step >= 5; }))
+      << cluster_->Report("far");
+  cluster_->KillWorker("w1");
+  cluster_->LetTrainersGo();
+  ASSERT_EQ(cluster_->StartWorker("w1"), absl::OkStatus());
+  ASSERT_EQ(cluster_->WaitForSuccess("far", seconds(90)), absl::OkStatus());
+
+  const auto view = cluster_->Get("far");
+  EXPECT_GE(view->epoch, 2) << "it never resumed";
+  const auto plain = cluster_->Metrics("plain");
+  const auto far = cluster_->Metrics("far");
+  ASSERT_TRUE(plain.ok() && far.ok());
+  EXPECT_EQ(FirstDifference(*plain, *far), "");
+  const auto steps = cluster_->Checkpoints("far");
+  ASSERT_TRUE(steps.ok() && steps->contains(kLastStep)) << cluster_->Report("far");
+  for (const auto& [step, url] : *steps) {
+    EXPECT_TRUE(absl::StartsWith(url, "s3://bucket/team/far/step-")) << url;
+    EXPECT_THAT(cluster_->Ctl({"checkpoints", "verify", url}).out, HasSubstr(": ok (deep)"));
+  }
+  EXPECT_EQ(*cluster_->StateDigest(steps->at(kLastStep)),
+            *cluster_->StateDigest(cluster_->Checkpoints("plain")->at(kLastStep)));
+  const std::string exported = cluster_->folder() + "/exported";
+  const RunResult run =
+      cluster_->Ctl({"checkpoints", "export", steps->at(kLastStep), "--output-dir", exported});
+  EXPECT_EQ(run.exit_code, 0) << run.err;
+  EXPECT_TRUE(std::filesystem::exists(exported + "/model.safetensors"));
+}
+
+}  // namespace
+}  // namespace ravel::testing

@@ -1,0 +1,86 @@
+#include "tests/testing/s3_server.h"
+
+#include <chrono>
+#include <cstdlib>
+#include <filesystem>
+
+#include <absl/strings/numbers.h>
+#include <absl/strings/str_cat.h>
+#include <absl/strings/strip.h>
+
+#include "tests/testing/eventually.h"
+
+namespace ravel::testing {
+namespace {
+
+using std::chrono::seconds;
+
+constexpr char kFailsOf[] = "4";  // changing requests
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<S3Server>> S3Server::Start() {
+  const char* const named = std::getenv("RAVEL_MOTO_SERVER");
+  const std::string program = named != nullptr ? named : RAVEL_MOTO_DEFAULT;
+  if (!std::filesystem::exists(program)) {
+    return absl::NotFoundError(
+        "no moto_server: tests/testing/moto.sh makes one, or RAVEL_MOTO_SERVER names it");
+  }
+  std::unique_ptr<S3Server> made(new S3Server);
+  ASSIGN_OR_RETURN(const int server_port, made->StartServer(program));
+  ASSIGN_OR_RETURN(const int port, made->StartProxy(server_port));
+  const std::string keys = made->scratch_.path() + "/credentials";
+  WriteText(keys,
+            "[other]\naws_access_key_id = wrong\n[default]\naws_access_key_id = id\n"
+            "aws_secret_access_key = hush-hush\n");
+  made->environment_ = {{"RAVEL_S3_CREDENTIALS", keys},
+                        {"RAVEL_S3_ENDPOINT", absl::StrCat("http://127.0.0.1:", port)}};
+  return made;
+}
+
+absl::StatusOr<int> S3Server::StartServer(const std::string& program) {
+  ProcessOptions options;
+  options.arguments = {program, "-H", "127.0.0.1", "-p", "0"};
+  options.output_path = options.error_path = scratch_.path() + "/moto.log";
+  ASSIGN_OR_RETURN(server_, ChildProcess::Start(options));
+  int port = 0;
+  const bool up = Eventually(seconds(60), [&] {
+    const std::string log = ReadText(options.error_path);
+    constexpr std::string_view kBefore = "http://127.0.0.1:";
+    const size_t at = log.find(kBefore);
+    const size_t end = at == std::string::npos ? at : log.find('\n', at);
+    return end != std::string::npos &&
+           absl::SimpleAtoi(log.substr(at + kBefore.size(), end - at - kBefore.size()), &port);
+  });
+  if (!up) {
+    return absl::UnavailableError(absl::StrCat("moto: ", ReadText(options.error_path)));
+  }
+  const RunResult made =
+      RunProgram({.arguments = {"/usr/bin/env",
+                                "python3",
+                                "-c",
+                                absl::StrCat("import urllib.request as u; "
+                                             "u.urlopen(u.Request('http://127.0.0.1:",
+                                             port,
+                                             "/bucket', method='PUT'))")}},
+                 scratch_.path(),
+                 seconds(30));
+  return made.exit_code == 0 ? absl::StatusOr<int>(port)
+                             : absl::UnavailableError(absl::StrCat("bucket: ", made.err));
+}
+
+absl::StatusOr<int> S3Server::StartProxy(int server_port) {
+  const std::string port_file = scratch_.path() + "/proxy.port";
+  ProcessOptions options;
+  options.arguments = {
+      "/usr/bin/env", "python3", RAVEL_S3_PROXY, port_file, std::to_string(server_port), kFailsOf};
+  options.output_path = options.error_path = scratch_.path() + "/proxy.log";
+  ASSIGN_OR_RETURN(proxy_, ChildProcess::Start(options));
+  int port = 0;
+  const bool up = Eventually(
+      seconds(30), [&] { return absl::SimpleAtoi(ReadText(port_file), &port) && port > 0; });
+  return up ? absl::StatusOr<int>(port)
+            : absl::UnavailableError(absl::StrCat("proxy: ", ReadText(options.error_path)));
+}
+
+}  // namespace ravel::testing

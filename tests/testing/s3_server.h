@@ -1,0 +1,36 @@
+#pragma once
+
+// An S3 server that is not ours (moto, from PyPI) with one empty bucket, `bucket`, behind a proxy
+// that fails on purpose: of each four changing requests one is answered 503, and one is done but
+// its answer lost.
+
+#include <map>
+#include <memory>
+#include <string>
+
+#include "common/status.h"
+#include "tests/testing/process.h"
+
+namespace ravel::testing {
+
+// Used only from the test's main thread.
+class S3Server {
+ public:
+  // NotFound without moto_server: tests/testing/moto.sh makes one, or RAVEL_MOTO_SERVER names it.
+  static absl::StatusOr<std::unique_ptr<S3Server>> Start();
+
+  // Its address and the keys to it, for programs and for setenv.
+  const std::map<std::string, std::string>& environment() const { return environment_; }
+
+ private:
+  S3Server() = default;
+  absl::StatusOr<int> StartServer(const std::string& program);
+  absl::StatusOr<int> StartProxy(int server_port);
+
+  ScratchFolder scratch_;
+  std::unique_ptr<ChildProcess> server_;
+  std::unique_ptr<ChildProcess> proxy_;
+  std::map<std::string, std::string> environment_;
+};
+
+}  // namespace ravel::testing

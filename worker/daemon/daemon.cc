@@ -296,24 +296,8 @@ void Daemon::RepeatRecords() {
 }
 
 void Daemon::SaveUnattended() {
-  const auto now = std::chrono::steady_clock::now();
-  for (const TrainerProcess* trainer : supervisor_->trainers()) {
-    const TrainerProgressState& progress = trainer->progress();
-    const bool due = progress.save_every_ms > 0 && progress.state == "running" &&
-                     now - progress.saved >= milliseconds(progress.save_every_ms);
-    if (fleet_->connected() || trainer->identity().rank != 0 || !due) {
-      continue;
-    }
-    const TrainerIdentity& identity = trainer->identity();
-    v1::TrainerDown down;
-    down.mutable_save()->set_epoch(identity.epoch);
-    down.mutable_save()->set_sequence(progress.has.save_sequence() + 1);
-    const absl::Status asked =
-        supervisor_->Send(identity.job_uid, identity.epoch, identity.rank, down);
-    log::Info(absl::StrCat(IdentityText(identity),
-                           ": asked to save, without a coordinator",
-                           asked.ok() ? "" : ": ",
-                           asked.message()));
+  if (!fleet_->connected()) {
+    supervisor_->AskForDueSaves();
   }
   loop_->unattended.expires_after(kUnattendedLook);
   loop_->unattended.async_wait([this](boost::system::error_code error) {
@@ -548,9 +532,16 @@ void Daemon::BeginStop(const std::string& reason) {
   FinishStop();
 }
 
-// The coordinator lets the trainers save and stop. Without one there is nothing to wait for.
+// The coordinator lets the trainers save and stop. Without one they are asked here: the coordinator
+// that comes back finds the save whole in its store, and commits it.
 void Daemon::AwaitDrain(std::chrono::steady_clock::time_point deadline) {
-  if (!fleet_->connected() || std::chrono::steady_clock::now() >= deadline) {
+  const bool late = std::chrono::steady_clock::now() >= deadline;
+  if (late || (!fleet_->connected() && !supervisor_->AskToSaveAndStop())) {
+    if (late && !fleet_->connected() && !supervisor_->trainers().empty()) {
+      log::Warning(
+          "trainers have not saved and stopped within --drain-limit, without a coordinator: steps "
+          "since their last save are lost");
+    }
     StopTrainers();
     return;
   }

@@ -147,6 +147,45 @@ void Supervisor::OnExited(ExitReport report) {
   callbacks_.exited(std::move(report));
 }
 
+void Supervisor::AskForSave(TrainerProcess& trainer, bool stop) {
+  v1::TrainerDown down;
+  down.mutable_save()->set_epoch(trainer.identity().epoch);
+  down.mutable_save()->set_sequence(trainer.progress().has.save_sequence() + 1);
+  down.mutable_save()->set_then_stop(stop);
+  const absl::Status asked = trainer.Send(down);
+  log::Info(absl::StrCat(IdentityText(trainer.identity()),
+                         stop ? ": asked to save and stop" : ": asked to save",
+                         ", without a coordinator",
+                         asked.ok() ? "" : ": ",
+                         asked.message()));
+}
+
+void Supervisor::AskForDueSaves() {
+  const auto now = steady_clock::now();
+  for (auto& [key, trainer] : trainers_) {
+    const TrainerProgressState& progress = trainer->progress();
+    const bool due = progress.save_every_ms > 0 && progress.state == "running" &&
+                     now - progress.saved >= milliseconds(progress.save_every_ms);
+    if (trainer->identity().rank == 0 && due) {
+      AskForSave(*trainer, false);
+    }
+  }
+}
+
+bool Supervisor::AskToSaveAndStop() {
+  bool some = false;
+  for (auto& [key, trainer] : trainers_) {
+    if (trainer->progress().state != "running" && !leaving_.contains(key)) {
+      continue;  // nothing is trained yet, or it ends already
+    }
+    some = true;
+    if (leaving_.insert(key).second) {
+      AskForSave(*trainer, true);
+    }
+  }
+  return some;
+}
+
 absl::Status Supervisor::Send(const std::string& job_uid,
                               int64_t epoch,
                               int64_t rank,

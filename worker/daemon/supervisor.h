@@ -65,6 +65,12 @@ class Supervisor {
                     std::chrono::milliseconds grace);
   void StopAll(const std::string& reason, std::chrono::milliseconds grace);
 
+  // Without a coordinator. Saves by time that are due: rank 0 is asked, its peers agree.
+  void AskForDueSaves();
+  // Asks all trainers that train to save and stop, each once; their peers on other nodes agree.
+  // False: none of them runs any more.
+  bool AskToSaveAndStop();
+
   // Those whose process has not been reported as ended, ordered by job, epoch and rank.
   std::vector<const TrainerProcess*> trainers() const;
 
@@ -78,6 +84,8 @@ class Supervisor {
 
   absl::Status CheckLaunch(const LaunchOrder& order) const;
   void KillOlder(const std::string& job_uid, int64_t epoch);
+  // For one more save than the trainer has heard of; `stop`: which is its last.
+  void AskForSave(TrainerProcess& trainer, bool stop);
   absl::Status StartOne(const v1::StartTrainer& start);
   void OnExited(ExitReport report);
   void WatchSilence();
@@ -88,6 +96,7 @@ class Supervisor {
   TrainerProcess::Callbacks callbacks_;
   std::map<Key, std::unique_ptr<TrainerProcess>> trainers_;
   std::map<std::string, JobEpochs> jobs_;
+  std::set<Key> leaving_;  // have been asked to save and stop
   std::chrono::milliseconds silence_limit_{5000};
   struct Timer;
   std::unique_ptr<Timer> timer_;

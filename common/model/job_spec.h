@@ -43,6 +43,10 @@ struct OffloadSpec {
   double fraction = 0;  // most of its bytes, of one rank; 0: none
   std::string path;     // folder
   bool overlap = true;  // files are read and written beside the update
+  // The planner chooses the fraction (plan::BuildFittingPlan), by the memory that a rank may use of
+  // its device; 0: not known, so nothing leaves.
+  bool automatic = false;
+  int64_t device_bytes = 0;
 };
 
 struct OptimizerSpec {

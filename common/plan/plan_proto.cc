@@ -131,6 +131,8 @@ void TrainingToProto(const JobSpec& spec, v1::PlannedJob& proto) {
   proto.set_offload_fraction(spec.optimizer.offload.fraction);
   proto.set_offload_path(spec.optimizer.offload.path);
   proto.set_offload_inline(!spec.optimizer.offload.overlap);
+  proto.set_offload_automatic(spec.optimizer.offload.automatic);
+  proto.set_offload_device_bytes(spec.optimizer.offload.device_bytes);
   proto.set_optimizer(static_cast<int32_t>(spec.optimizer.kind));
   proto.set_layer_drop(spec.layer_drop);
   proto.set_schedule_kind(static_cast<int32_t>(spec.schedule.kind));
@@ -286,7 +288,9 @@ absl::Status TrainingFromProto(const v1::PlannedJob& proto, JobSpec& spec) {
   RETURN_IF_ERROR(CheckOffloadFraction("offload_fraction", proto.offload_fraction()));
   spec.optimizer.offload = {.fraction = proto.offload_fraction(),
                             .path = proto.offload_path(),
-                            .overlap = !proto.offload_inline()};
+                            .overlap = !proto.offload_inline(),
+                            .automatic = proto.offload_automatic(),
+                            .device_bytes = proto.offload_device_bytes()};
   RETURN_IF_ERROR(
       ReadEnum("schedule_kind", proto.schedule_kind(), ScheduleKind::kWsd, spec.schedule.kind));
   spec.schedule.warmup_steps = proto.warmup_steps();

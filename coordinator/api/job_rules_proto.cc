@@ -14,6 +14,7 @@
 #include <limits>
 
 #include <absl/strings/match.h>
+#include <absl/strings/numbers.h>
 #include <absl/strings/str_cat.h>
 #include <absl/strings/str_join.h>
 #include <absl/strings/string_view.h>
@@ -368,18 +369,27 @@ void JobRules::CheckOptimizer() {
 // After CheckDevices.
 void JobRules::CheckOffload() {
   const v1::OffloadSpec& offload = job().training().optimizer().offload();
-  if (Failed("spec.training.optimizer.offload.fraction")) {
-    return;
-  }
   const std::string path = "spec.training.optimizer.offload.path";
   plan::OffloadSpec& out = spec().optimizer.offload;
-  out.fraction = offload.fraction();
+  out.automatic = offload.fraction() == "auto";
+  if (!out.automatic && !offload.fraction().empty()) {
+    if (!absl::SimpleAtod(offload.fraction(), &out.fraction) ||
+        !(out.fraction >= 0 && out.fraction <= 1)) {
+      Fail("spec.training.optimizer.offload.fraction",
+           "auto or a number from 0 to 1",
+           QuotedOrNothing(offload.fraction()));
+      out.fraction = 0;
+      return;
+    }
+    job().mutable_training()->mutable_optimizer()->mutable_offload()->set_fraction(
+        ShortestDigits(out.fraction));
+  }
   out.overlap = !offload.has_overlap() || offload.overlap();
   if (!spec().cpu_devices && !offload.path().empty()) {
     Fail(path,
          "nothing, since what gpu devices offload lies in memory of their hosts, or cpu devices",
          QuotedOrNothing(offload.path()));
-  } else if (spec().cpu_devices && (offload.fraction() > 0 || !offload.path().empty())) {
+  } else if (spec().cpu_devices && (out.automatic || out.fraction > 0 || !offload.path().empty())) {
     out.path = AbsolutePath(path, offload.path());
   }
 }

@@ -237,6 +237,7 @@ void JobsService::Admit(Context* context,
     reactor->Finish(ToGrpc(ViolationStatus(context, job.job.metadata().name(), job.violations)));
     return;
   }
+  SetOffloadMemory(inventory, job.spec);
   MemoryFit memory = FitSizes(context, job.spec, inventory);
   absl::Status fits = memory.status;
   job.warnings.insert(job.warnings.end(), memory.warnings.begin(), memory.warnings.end());

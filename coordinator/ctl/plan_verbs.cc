@@ -146,8 +146,23 @@ struct Planned {
   plan::DeviceKind device;
   std::string digest;
   bool fits = true;
+  bool automatic_offload = false;
   std::vector<plan::Remedy> remedies;
 };
+
+// The fraction that was chosen where the job leaves it to the planner.
+std::string OffloadText(const Planned& planned) {
+  if (!planned.automatic_offload) {
+    return "";
+  }
+  if (planned.device.usable_bytes() == 0) {
+    return "training.optimizer.offload.fraction: auto, by devices whose memory is not known here: "
+           "planned with 0\n";
+  }
+  return absl::StrFormat("training.optimizer.offload.fraction: auto, here %g%s\n",
+                         planned.plan.options.offload_fraction,
+                         planned.fits ? ", the least that fits" : "");
+}
 
 absl::StatusOr<Planned> MakePlan(const PlanOptions& options) {
   ASSIGN_OR_RETURN(plan::DeviceRequest devices, plan::ParseDevices(options.devices, false));
@@ -168,7 +183,9 @@ absl::StatusOr<Planned> MakePlan(const PlanOptions& options) {
   planned.device = devices.kind;
   RETURN_IF_ERROR(
       plan::CheckTensorNodes(planned.device, job.spec.tensor, job.spec.tensor_across_nodes));
-  ASSIGN_OR_RETURN(planned.plan, plan::BuildShardingPlan(request));
+  planned.automatic_offload = job.spec.optimizer.offload.automatic;
+  request.spec.optimizer.offload.device_bytes = devices.kind.usable_bytes();
+  ASSIGN_OR_RETURN(planned.plan, plan::BuildFittingPlan(request));
   if (!job.spec.units.empty()) {
     ASSIGN_OR_RETURN(planned.strategies, plan::ChoicesOf(job.spec, planned.plan.inventory));
   }
@@ -224,6 +241,7 @@ int RunPlan(const CommonOptions& common, const PlanOptions& options) {
         "\n",
         TypesText(planned->plan),
         FitText(*planned),
+        OffloadText(*planned),
         "plan ",
         planned->digest,
         "\n"));

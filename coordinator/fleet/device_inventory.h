@@ -1,7 +1,11 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <string>
+#include <vector>
+
+#include "coordinator/fleet/fleet_messages.h"
 
 namespace ravel::coordinator {
 
@@ -11,6 +15,35 @@ struct DeviceInventory {
   int64_t gpu_bytes = 0;  // of one GPU
   std::string cpu_name = {};
   int64_t cpu_bytes = 0;  // of one node: its ranks share it
+  int64_t cpu_count = 0;  // devices of that node
+  // Memory of the hosts of GPUs: the largest, and all of them; 0: some node has not told.
+  std::string host_name = {};
+  int64_t host_bytes = 0;
+  int64_t all_hosts_bytes = 0;
+};
+
+// Takes the node's devices where they are larger than those before.
+void AddNode(const std::string& node,
+             const std::vector<DeviceFacts>& devices,
+             DeviceInventory& inventory);
+
+// Memory of the hosts that have GPUs, as cpu devices there tell it. Nodes of one host tell the
+// same memory, which counts once.
+class HostMemory {
+ public:
+  void Add(const std::string& node,
+           const std::string& host,
+           const std::vector<DeviceFacts>& devices);
+  // Sets what the inventory says of hosts: nothing where a node with GPUs has told nothing.
+  void Tell(DeviceInventory& inventory) const;
+
+ private:
+  struct Host {
+    std::string node;
+    int64_t bytes = 0;
+  };
+  std::map<std::string, Host> hosts_;
+  bool all_told_ = true;
 };
 
 }  // namespace ravel::coordinator

@@ -387,24 +387,14 @@ DeviceInventory JobController::Inventory() const {
     return *inventory_;
   }
   DeviceInventory inventory;
+  HostMemory hosts;
   for (const auto& [id, node] : membership_.nodes()) {
-    if (node.state == NodeState::kLost) {
-      continue;
-    }
-    int64_t cpu_bytes = 0;
-    for (const DeviceFacts& device : node.facts.devices) {
-      if (device.kind == "cpu") {
-        cpu_bytes += device.memory_bytes;
-      } else if (device.memory_bytes > inventory.gpu_bytes) {
-        inventory.gpu_bytes = device.memory_bytes;
-        inventory.gpu_name = absl::StrCat(device.model, " of ", id);
-      }
-    }
-    if (cpu_bytes > inventory.cpu_bytes) {
-      inventory.cpu_bytes = cpu_bytes;
-      inventory.cpu_name = id;
+    if (node.state != NodeState::kLost) {
+      AddNode(id, node.facts.devices, inventory);
+      hosts.Add(id, node.facts.host_id, node.facts.devices);
     }
   }
+  hosts.Tell(inventory);
   inventory_ = inventory;
   return inventory;
 }

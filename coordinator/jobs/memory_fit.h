@@ -18,6 +18,10 @@ namespace ravel::coordinator {
 // memory, as in `ravelctl plan`.
 int64_t UsableBytes(int64_t memory_bytes);
 
+// Sets the memory that an automatic offload of the job is planned for: that of the largest device
+// of its kind that is here, or 0.
+void SetOffloadMemory(const DeviceInventory& inventory, plan::JobSpec& spec);
+
 struct MemoryFit {
   absl::Status status;                // why no known device can hold any allowed size
   std::vector<std::string> warnings;  // sizes that none can hold, or that nothing is known
@@ -26,8 +30,9 @@ struct MemoryFit {
 };
 
 // Plans every allowed size, the very code that runs later, and for a refusal the changes that could
-// help. An error names the job field and the size. Before each size `give_up` is asked; what it
-// answers, when not OK, is the result.
+// help. A size fits where a device can hold its rank and the hosts of devices what that offloads;
+// hosts of unknown memory hold anything, until a trainer starts. An error names the job field and
+// the size. Before each size `give_up` is asked; what it answers, when not OK, is the result.
 MemoryFit CheckMemory(
     Planner& planner,
     const plan::JobSpec& spec,

@@ -8,6 +8,7 @@
 #include <memory>
 #include <string>
 
+#include "common/plan/program/program_offload.h"
 #include "common/plan/report/plan_report.h"
 #include "common/plan/sharding_plan.h"
 #include "common/status.h"
@@ -21,6 +22,12 @@ struct PlannedWorld {
   plan::ShardingPlan plan;
 };
 
+// Memory that one rank of a world needs, predicted.
+struct RankMemory {
+  int64_t peak_bytes = 0;  // of the worst rank's device
+  int64_t host_bytes = 0;  // of that device's host, for what gpu jobs offload
+};
+
 // Thread-safe.
 class Planner {
  public:
@@ -31,12 +38,16 @@ class Planner {
                                                                    bool shared_memory) = 0;
   // Plans that world and returns the predicted memory of its worst rank, or why it has no plan.
   // Nothing is kept, so that checks do not push out what launches use.
-  virtual absl::StatusOr<int64_t> Check(const plan::JobSpec& spec,
-                                        int64_t ranks,
-                                        bool shared_memory) {
+  virtual absl::StatusOr<RankMemory> Check(const plan::JobSpec& spec,
+                                           int64_t ranks,
+                                           bool shared_memory) {
     ASSIGN_OR_RETURN(const std::shared_ptr<const PlannedWorld> world,
                      Plan(spec, ranks, shared_memory));
-    return plan::PeakBytes(world->plan);
+    return MemoryOf(world->plan);
+  }
+  static RankMemory MemoryOf(const plan::ShardingPlan& plan) {
+    return {.peak_bytes = plan::PeakBytes(plan),
+            .host_bytes = plan::OffloadOf(plan.buffers, plan.groups, plan.options).host_bytes()};
   }
   // A plan that was made before and is still cached or held by somebody, or null.
   virtual std::shared_ptr<const PlannedWorld> Find(const std::string& digest) = 0;

@@ -5,6 +5,7 @@
 #include "common/crypto.h"
 #include "common/field_error.h"
 #include "common/plan/plan_proto.h"
+#include "common/plan/report/plan_fit.h"
 #include "common/plan/save/save_headers.h"
 
 namespace ravel::coordinator {
@@ -42,7 +43,7 @@ absl::StatusOr<std::shared_ptr<const PlannedWorld>> PlannerDriver::Plan(const pl
   }
   RETURN_IF_ERROR(CheckServes(spec));
   plan::PlanRequest request{spec, ranks, shared_memory};
-  ASSIGN_OR_RETURN(plan::ShardingPlan made, plan::BuildShardingPlan(request));
+  ASSIGN_OR_RETURN(plan::ShardingPlan made, plan::BuildFittingPlan(request));
   auto world = std::make_shared<PlannedWorld>();
   world->bytes = plan::SerializePlan(made);
   world->digest = DigestOf(world->bytes);
@@ -73,13 +74,13 @@ std::shared_ptr<const PlannedWorld> PlannerDriver::Find(const std::string& diges
   return held == held_.end() ? nullptr : held->second.lock();
 }
 
-absl::StatusOr<int64_t> PlannerDriver::Check(const plan::JobSpec& spec,
-                                             int64_t ranks,
-                                             bool shared_memory) {
+absl::StatusOr<RankMemory> PlannerDriver::Check(const plan::JobSpec& spec,
+                                                int64_t ranks,
+                                                bool shared_memory) {
   RETURN_IF_ERROR(CheckServes(spec));
   ASSIGN_OR_RETURN(const plan::ShardingPlan made,
-                   plan::BuildShardingPlan({spec, ranks, shared_memory}));
-  return plan::PeakBytes(made);
+                   plan::BuildFittingPlan({spec, ranks, shared_memory}));
+  return MemoryOf(made);
 }
 
 std::string PlannerDriver::EncodeSpec(const plan::JobSpec& spec) {

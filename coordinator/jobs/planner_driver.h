@@ -21,9 +21,9 @@ class PlannerDriver : public Planner {
   absl::StatusOr<std::shared_ptr<const PlannedWorld>> Plan(const plan::JobSpec& spec,
                                                            int64_t ranks,
                                                            bool shared_memory) override;
-  absl::StatusOr<int64_t> Check(const plan::JobSpec& spec,
-                                int64_t ranks,
-                                bool shared_memory) override;
+  absl::StatusOr<RankMemory> Check(const plan::JobSpec& spec,
+                                   int64_t ranks,
+                                   bool shared_memory) override;
   std::shared_ptr<const PlannedWorld> Find(const std::string& digest) override;
   std::string EncodeSpec(const plan::JobSpec& spec) override;
   absl::StatusOr<plan::JobSpec> DecodeSpec(const std::string& planned) override;

@@ -17,7 +17,7 @@ PreflightPaths PathsOf(const v1::StartTrainer& start) {
   }
   paths.format = static_cast<TokenFormat>(job.token_format());
   paths.tokenizer = job.tokenizer();
-  if (job.offload_fraction() > 0) {
+  if (job.offload_fraction() > 0 || job.offload_automatic()) {
     paths.offload_folder = job.offload_path();
   }
   if (start.restore_path().empty()) {

@@ -115,21 +115,49 @@ bool MayOffload(const ProgramBuffer& buffer, const GroupLayouts& groups, DType w
           groups[buffer.group].recipe == Recipe::kNone);
 }
 
+OffloadSizes OffloadSizesOf(const ProgramBuffers& buffers,
+                            const GroupLayouts& groups,
+                            DType weight_type) {
+  OffloadSizes sizes = {.of_groups = BytesOf(buffers, groups, weight_type).may_leave};
+  sizes.total = Sum(sizes.of_groups);
+  return sizes;
+}
+
+IdVector<GroupId, bool> OffloadSizes::GroupsWithin(int64_t most) const {
+  IdVector<GroupId, bool> leaves(of_groups.size(), false);
+  for (auto group = static_cast<int>(of_groups.size()) - 1; group >= 0; --group) {
+    if (of_groups[group] <= most) {
+      most -= of_groups[group];
+      leaves[group] = true;
+    }
+  }
+  return leaves;
+}
+
+int64_t OffloadSizes::BytesWithin(int64_t most) const {
+  const IdVector<GroupId, bool> leaves = GroupsWithin(most);
+  int64_t bytes = 0;
+  for (const GroupId group : leaves.ids()) {
+    bytes += leaves[group] ? of_groups[group] : 0;
+  }
+  return bytes;
+}
+
+// Half a byte more, so that rounding makes it neither less nor another byte.
+double OffloadSizes::FractionOf(int64_t bytes) const {
+  const auto all = static_cast<double>(total);
+  return bytes < total ? (static_cast<double>(bytes) + 0.5) / all : 1;
+}
+
 void OffloadState(const ProgramRequest& request, ProgramBuffers& buffers) {
   const double fraction = request.options.offload_fraction;
   if (fraction <= 0) {
     return;
   }
   const DType weight_type = request.options.weight_type;
-  const BytesOfGroups bytes = BytesOf(buffers, request.groups, weight_type).may_leave;
-  auto left = static_cast<int64_t>(fraction * static_cast<double>(Sum(bytes)));
-  IdVector<GroupId, bool> leaves(bytes.size(), false);
-  for (auto group = static_cast<int>(bytes.size()) - 1; group >= 0; --group) {
-    if (bytes[group] <= left) {
-      left -= bytes[group];
-      leaves[group] = true;
-    }
-  }
+  const OffloadSizes sizes = OffloadSizesOf(buffers, request.groups, weight_type);
+  const IdVector<GroupId, bool> leaves =
+      sizes.GroupsWithin(static_cast<int64_t>(fraction * static_cast<double>(sizes.total)));
   for (ProgramBuffer& buffer : buffers) {
     if (MayOffload(buffer, request.groups, weight_type) && leaves[buffer.group]) {
       buffer.memory = MemoryKind::kOffload;

@@ -25,6 +25,23 @@ bool MayOffload(const ProgramBuffer& buffer, const GroupLayouts& groups, DType w
 // same on all ranks, since shards are of equal size.
 void OffloadState(const ProgramRequest& request, ProgramBuffers& buffers);
 
+// Bytes of one rank that may leave, group by group, and what leaves of them.
+struct OffloadSizes {
+  IdVector<GroupId, int64_t> of_groups;
+  int64_t total = 0;
+
+  // The groups that leave where at most so many bytes may.
+  IdVector<GroupId, bool> GroupsWithin(int64_t most) const;
+  // Their bytes: never fewer for a larger `most`, and BytesWithin(BytesWithin(x)) is
+  // BytesWithin(x), so these are the steps in which a growing fraction lets state leave.
+  int64_t BytesWithin(int64_t most) const;
+  // The fraction by which at most `bytes` leave; 0 to `total`.
+  double FractionOf(int64_t bytes) const;
+};
+OffloadSizes OffloadSizesOf(const ProgramBuffers& buffers,
+                            const GroupLayouts& groups,
+                            DType weight_type);
+
 // Elements of a group that a device's host updates at a time, and how many such chunks have memory
 // of their own on their way there and back, at least: HostRingOf gives it to all where 8 GiB do.
 inline constexpr int64_t kHostChunkElements = int64_t{8} << 20;

@@ -12,6 +12,7 @@
 #include <absl/strings/str_format.h>
 
 #include "common/plan/layout/strategy_table.h"
+#include "common/plan/program/program_offload.h"
 #include "common/plan/report/plan_printer.h"
 #include "common/plan/report/plan_report.h"
 
@@ -40,7 +41,7 @@ struct Limits {
 
 Remedy Try(const Changed& changed, const Limits& limits) {
   Remedy remedy = {.change = changed.change, .status = absl::OkStatus()};
-  const absl::StatusOr<ShardingPlan> plan = BuildShardingPlan(changed.request);
+  const absl::StatusOr<ShardingPlan> plan = BuildFittingPlan(changed.request);
   remedy.status = plan.status();
   if (plan.ok()) {
     remedy.peak_bytes = PeakBytes(*plan);
@@ -247,7 +248,8 @@ std::vector<Changed> SmallerWindows(const PlanRequest& request) {
 std::vector<Changed> MoreOffload(const PlanRequest& request) {
   std::vector<Changed> made;
   for (const double fraction : {0.5, 1.0}) {
-    if (fraction > request.spec.optimizer.offload.fraction) {
+    if (!request.spec.optimizer.offload.automatic &&
+        fraction > request.spec.optimizer.offload.fraction) {
       Changed changed = {absl::StrCat("training.optimizer.offload.fraction: ", fraction), request};
       if (request.spec.cpu_devices && request.spec.optimizer.offload.path.empty()) {
         absl::StrAppend(&changed.change, ", with offload.path");
@@ -332,6 +334,45 @@ void TryTogether(const PlanRequest& base, const Limits& limits, std::vector<Reme
 
 }  // namespace
 
+// Halves the bytes between what does not fit and what does. Two budgets by which the same groups
+// leave are one plan, so it ends after about log2 of the different choices, not of the bytes.
+absl::StatusOr<ShardingPlan> BuildFittingPlan(const PlanRequest& request) {
+  const OffloadSpec& offload = request.spec.optimizer.offload;
+  if (!offload.automatic) {
+    return BuildShardingPlan(request);
+  }
+  PlanRequest changed = request;
+  const auto plan_with = [&](double fraction) {
+    changed.spec.optimizer.offload.fraction = fraction;
+    return BuildShardingPlan(changed);
+  };
+  const auto fits = [&](const ShardingPlan& plan) {
+    return offload.device_bytes == 0 || PeakBytes(plan) <= offload.device_bytes;
+  };
+  ASSIGN_OR_RETURN(ShardingPlan best, plan_with(0));
+  const OffloadSizes sizes = OffloadSizesOf(best.buffers, best.groups, best.options.weight_type);
+  if (fits(best) || sizes.total == 0) {
+    return best;
+  }
+  ASSIGN_OR_RETURN(best, plan_with(1));
+  int64_t low = 0;                              // does not fit
+  int64_t high = fits(best) ? sizes.total : 0;  // fits: `best`
+  while (low + 1 < high) {
+    const int64_t middle = low + (high - low) / 2;
+    const int64_t leaving = sizes.BytesWithin(middle);
+    if (leaving > low) {
+      ASSIGN_OR_RETURN(ShardingPlan plan, plan_with(sizes.FractionOf(leaving)));
+      if (fits(plan)) {
+        best = std::move(plan);
+        high = leaving;
+        continue;
+      }
+    }
+    low = middle;
+  }
+  return best;
+}
+
 std::vector<Remedy> TryRemedies(const PlanRequest& request, int64_t usable_bytes) {
   PlanRequest base = request;
   const absl::StatusOr<JobSpec> resolved = ResolveBatch(request.spec);
@@ -339,7 +380,7 @@ std::vector<Remedy> TryRemedies(const PlanRequest& request, int64_t usable_bytes
     base.spec = *resolved;
   }
   Limits limits = {.usable_bytes = usable_bytes};
-  const absl::StatusOr<ShardingPlan> unchanged = BuildShardingPlan(base);
+  const absl::StatusOr<ShardingPlan> unchanged = BuildFittingPlan(base);
   if (unchanged.ok()) {
     limits.needed_bytes = PeakBytes(*unchanged);
   }

@@ -10,6 +10,12 @@
 
 namespace ravel::plan {
 
+// Plans a job. Where its offload is automatic, with the least fraction with which a rank fits
+// OffloadSpec::device_bytes, with everything offloaded where none does, and with nothing where they
+// are not known. Takes for granted that a rank never needs more memory where more leaves. The same
+// request gives the same plan everywhere.
+absl::StatusOr<ShardingPlan> BuildFittingPlan(const PlanRequest& request);
+
 // One change of the job that was planned.
 struct Remedy {
   std::string change;       // "parallelism.recompute: block"

@@ -122,7 +122,7 @@ JobSpec FullSpec() {
   spec.optimizer.kind = OptimizerKind::kSgdNesterov;
   spec.optimizer.state_types = kBf16States;
   spec.optimizer.main_weights = MainWeightForm::kBF16Remainder;
-  spec.optimizer.offload = {.fraction = 0.5, .path = "/disk", .overlap = false};
+  spec.optimizer.offload = {0.5, "/disk", false, true, 123456};
   spec.recompute = RecomputePolicy::kMlp;
   SetMesh(spec);
   spec.replicate_strategy = Strategy::kOptim;
@@ -355,14 +355,16 @@ TEST(JobProto, EveryFieldOfOptimizersIsKnown) {
                state_types,
                main_weights,
                offload] = spec.optimizer;
-  const auto& [offload_fraction, offload_path, offload_overlap] = offload;
+  const auto& [fraction, path, overlap, automatic, device_bytes] = offload;
   EXPECT_EQ(rule, OptimizerKind::kSgdNesterov);
   EXPECT_EQ(lr, 1e-3);
   EXPECT_EQ(state_types, kBf16States);
   EXPECT_EQ(main_weights, MainWeightForm::kBF16Remainder);
-  EXPECT_EQ(offload_fraction, 0.5);
-  EXPECT_EQ(offload_path, "/disk");
-  EXPECT_FALSE(offload_overlap);
+  EXPECT_EQ(fraction, 0.5);
+  EXPECT_EQ(path, "/disk");
+  EXPECT_FALSE(overlap);
+  EXPECT_TRUE(automatic);
+  EXPECT_EQ(device_bytes, 123456);
 }
 
 TEST(JobProto, EveryFieldOfCheckpointsIsKnown) {

@@ -336,14 +336,23 @@ TEST(JobOptimizer, OffloadOfCpuJobsNamesItsFolder) {
   const auto refused = [](const char* kind, const std::string& offload) {
     return TypeViolations(MakeTyped(kind, "", absl::StrCat("offload: {", offload, "}")));
   };
-  for (const char* wrong : {"1.5", "-0.1"}) {
+  for (const char* wrong : {"1.5", "-0.1", "all", "nan", "0.5x"}) {
     EXPECT_EQ(refused("cpu", absl::StrCat("path: /disk, fraction: ", wrong)),
-              absl::StrCat(field, "fraction: expected a number from 0 to 1, got ", wrong, "\n"));
+              absl::StrCat(
+                  field, "fraction: expected auto or a number from 0 to 1, got '", wrong, "'\n"));
   }
   EXPECT_EQ(refused("cpu", "fraction: 0.5"),
             field + "path: expected an absolute path or file:// URL, got nothing\n");
   EXPECT_EQ(refused("cpu", "fraction: 0.5, path: disk"),
             field + "path: expected an absolute path or file:// URL, got 'disk'\n");
+  EXPECT_EQ(refused("cpu", "fraction: auto"),
+            field + "path: expected an absolute path or file:// URL, got nothing\n");
+  const CanonicalJob chosen = MakeTyped("gpu", "", "offload: {fraction: auto}");
+  ASSERT_TRUE(chosen.ok()) << TypeViolations(chosen);
+  EXPECT_TRUE(chosen.spec.optimizer.offload.automatic);
+  EXPECT_EQ(chosen.spec.optimizer.offload.fraction, 0);
+  EXPECT_EQ(chosen.job.spec().training().optimizer().offload().fraction(), "auto");
+  EXPECT_FALSE(job.spec.optimizer.offload.automatic);
   const CanonicalJob host = MakeTyped("gpu", "", "offload: {fraction: 0.5, overlap: false}");
   ASSERT_TRUE(host.ok()) << TypeViolations(host);
   EXPECT_EQ(host.spec.optimizer.offload.fraction, 0.5);

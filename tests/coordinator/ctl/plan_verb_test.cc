@@ -116,6 +116,22 @@ TEST(PlanVerb, TextHasTheTables) {
   EXPECT_EQ(again.out, ran.out) << "a pure function of the job and the devices";
 }
 
+TEST(PlanVerb, ChoosesTheFractionThatIsOffloaded) {
+  const std::string path = ::testing::TempDir() + "/automatic_offload.yaml";
+  std::ifstream example(Example("llama3-8b.yaml"));
+  std::string job((std::istreambuf_iterator<char>(example)), {});
+  const size_t at = job.find("optimizer: {");
+  ASSERT_NE(at, std::string::npos);
+  job.insert(at + std::string("optimizer: {").size(), "offload: {fraction: auto}, ");
+  std::ofstream(path) << job;
+  const Ran four = PlanWith({.file = path, .devices = "4xH100-80G"});
+  EXPECT_EQ(four.exit_code, kExitOk) << four.out << four.err;
+  EXPECT_THAT(four.out, HasSubstr("training.optimizer.offload.fraction: auto, here 0."));
+  EXPECT_THAT(four.out, HasSubstr("the least that fits"));
+  const Ran many = PlanWith({.file = path, .devices = "64xH100-80G"});
+  EXPECT_THAT(many.out, HasSubstr("training.optimizer.offload.fraction: auto, here 0, "));
+}
+
 TEST(PlanVerb, WhatDoesNotFitIsRefusedWithWhatWouldFit) {
   const Ran ran =
       PlanWith({.file = Example("llama3-8b.yaml"), .devices = "2xA100-40G"}, Format::kJson);

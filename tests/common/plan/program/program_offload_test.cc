@@ -6,8 +6,10 @@
 #include <algorithm>
 #include <cmath>
 #include <functional>
+#include <numeric>
 #include <set>
 #include <string>
+#include <vector>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -302,6 +304,74 @@ TEST(ProgramOffload, HostUpdatesOutOfOrderAreRefused) {
                 return is(at, OpCode::kOffloadGradient) && (at.stream = StreamId::kReduce, true);
               }),
               HasSubstr("K4"));
+}
+
+OffloadSizes SizesOf(const ShardingPlan& plan) {
+  return OffloadSizesOf(plan.buffers, plan.groups, plan.options.weight_type);
+}
+
+// Every number of bytes that can leave, by asking for each multiple of a byte count that divides
+// all of them.
+std::vector<int64_t> ChoicesOfBytes(const OffloadSizes& sizes) {
+  int64_t step = 0;
+  for (const int64_t bytes : sizes.of_groups) {
+    step = std::gcd(step, bytes);
+  }
+  std::vector<int64_t> choices = {0};
+  for (int64_t most = step; most <= sizes.total; most += step) {
+    const int64_t bytes = sizes.BytesWithin(most);
+    EXPECT_GE(bytes, choices.back());
+    EXPECT_EQ(sizes.BytesWithin(bytes), bytes);
+    if (bytes > choices.back()) {
+      choices.push_back(bytes);
+    }
+  }
+  return choices;
+}
+
+// Plans the job with every fraction that there is, and takes the first that fits, for memories of
+// a device around each of them.
+void ExpectLeastThatFits(PlanRequest request) {
+  OffloadSpec& offload = request.spec.optimizer.offload;
+  offload.fraction = 0;
+  const OffloadSizes sizes = SizesOf(MakeOffloaded(request));
+  std::vector<ShardingPlan> plans;
+  for (const int64_t bytes : ChoicesOfBytes(sizes)) {
+    offload.fraction = bytes == 0 ? 0 : sizes.FractionOf(bytes);
+    plans.push_back(MakeOffloaded(request));
+    EXPECT_EQ(OffloadFactsOf(plans.back()).offloaded_bytes, bytes);
+  }
+  EXPECT_GT(plans.size(), 6u);
+  offload.fraction = 0;
+  offload.automatic = true;
+  for (const ShardingPlan& around : plans) {
+    for (const int64_t more : {-1, 0, 1}) {
+      offload.device_bytes = PeakBytes(around) + more;
+      auto least = plans.begin();
+      while (least + 1 != plans.end() && PeakBytes(*least) > offload.device_bytes) {
+        ++least;
+      }
+      const absl::StatusOr<ShardingPlan> plan = BuildFittingPlan(request);
+      ASSERT_TRUE(plan.ok()) << plan.status();
+      EXPECT_EQ(plan->options.offload_fraction, least->options.offload_fraction)
+          << offload.device_bytes;
+      EXPECT_EQ(SerializePlan(*plan), SerializePlan(*least));
+    }
+  }
+  offload.device_bytes = 0;
+  EXPECT_EQ(SerializePlan(*BuildFittingPlan(request)), SerializePlan(plans.front())) << "not known";
+}
+
+// Tried on a host, in files and with narrow state; the head is larger than a layer, so a small
+// fraction passes it over.
+TEST(ProgramOffload, AutomaticOffloadIsTheLeastThatFits) {
+  ExpectLeastThatFits(HostRequest(0, 2));
+  ExpectLeastThatFits(OffloadRequest(0, 3));
+  PlanRequest narrow = HostRequest(0, 4);
+  narrow.spec.compute = ComputeType::kBF16;
+  narrow.spec.optimizer.main_weights = MainWeightForm::kBF16Remainder;
+  narrow.spec.optimizer.state_types = kFp8States;
+  ExpectLeastThatFits(narrow);
 }
 
 TEST(ProgramOffload, IsOfferedToHostsThatHaveTooLittleMemory) {

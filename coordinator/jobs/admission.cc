@@ -10,6 +10,10 @@
 
 namespace ravel::coordinator {
 
+std::string HostOf(const std::string& host_id, const std::string& node_id) {
+  return host_id.empty() ? absl::StrCat("node ", node_id) : host_id;
+}
+
 int64_t ChooseSize(const std::vector<int64_t>& sizes, int64_t wanted, int64_t free) {
   int64_t best = 0;
   for (const int64_t size : sizes) {
@@ -51,8 +55,7 @@ absl::StatusOr<std::string> ChooseTransport(plan::Transport wanted,
   }
   std::set<std::string> hosts;
   for (const RankPlace& place : places) {
-    // A node that does not know its host shares memory with nobody else.
-    hosts.insert(place.host_id.empty() ? absl::StrCat("node ", place.node_id) : place.host_id);
+    hosts.insert(HostOf(place.host_id, place.node_id));
   }
   const bool one_host = hosts.size() == 1;
   switch (wanted) {

@@ -27,6 +27,9 @@ struct RankPlace {
   bool operator==(const RankPlace&) const = default;
 };
 
+// What shares memory: the host, or a node that does not know its host.
+std::string HostOf(const std::string& host_id, const std::string& node_id);
+
 // The largest allowed size that is at most `free` and at most the wanted count; 0 when there is
 // none.
 int64_t ChooseSize(const std::vector<int64_t>& sizes, int64_t wanted, int64_t free);

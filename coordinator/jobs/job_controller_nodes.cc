@@ -5,6 +5,7 @@
 // node's row are written one at a time, each composed when its turn comes.
 
 #include <algorithm>
+#include <map>
 #include <utility>
 
 #include <absl/strings/str_cat.h>
@@ -41,15 +42,20 @@ std::set<std::string> JobController::AvoidedNodes(const Entry& entry) const {
 
 bool JobController::FitsElsewhere(const Entry& entry, const std::string& node_id) const {
   const plan::JobSpec& spec = entry.record.spec;
-  int64_t devices = 0;
+  std::map<std::string, int64_t> hosts;
   for (const auto& [id, node] : membership_.nodes()) {
     if (id == node_id || entry.lacking.contains(id) || !node.TakesWork()) {
       continue;
     }
-    devices += std::count_if(
+    hosts[HostOf(node.facts.host_id, id)] += std::count_if(
         node.facts.devices.begin(), node.facts.devices.end(), [&spec](const DeviceFacts& device) {
           return (device.kind == "cpu") == spec.cpu_devices;
         });
+  }
+  const int64_t together = ShapeOf(spec).together;
+  int64_t devices = 0;
+  for (const auto& [host, here] : hosts) {
+    devices += here / together * together;
   }
   return ChooseSize(spec, devices) > 0;
 }

@@ -7,9 +7,12 @@
 #include "coordinator/jobs/scheduler.h"
 
 #include <algorithm>
+#include <iterator>
 #include <tuple>
 
 #include <absl/strings/str_cat.h>
+
+#include "common/signed_size.h"
 
 namespace ravel::coordinator {
 
@@ -18,6 +21,7 @@ Shape ShapeOf(const plan::JobSpec& spec, const std::set<std::string>& avoid) {
           .wanted = spec.device_count,
           .transport = spec.transport,
           .sizes = spec.elastic.sizes,
+          .together = spec.tensor_across_nodes ? 1 : spec.tensor,
           .avoid = {avoid.begin(), avoid.end()}};
 }
 
@@ -154,8 +158,25 @@ bool Scheduler::IsDue(int64_t now_ms) const {
   return changed_ || (!sleeping_.empty() && sleeping_.begin()->first <= now_ms);
 }
 
+std::map<std::string, int64_t> Scheduler::FreeByHost(const Shape& shape) const {
+  std::map<std::string, int64_t> hosts;
+  for (const auto& [free, node_id] : by_free_[shape.cpu ? 1 : 0]) {
+    if (!std::binary_search(shape.avoid.begin(), shape.avoid.end(), node_id)) {
+      hosts[HostOf(nodes_.at(node_id).places.host_id, node_id)] -= free;  // which is kept negative
+    }
+  }
+  return hosts;
+}
+
 int64_t Scheduler::Free(const Shape& shape) const {
   const int kind = shape.cpu ? 1 : 0;
+  if (shape.together > 1) {
+    int64_t whole = 0;
+    for (const auto& [host, free] : FreeByHost(shape)) {
+      whole += free / shape.together * shape.together;
+    }
+    return whole;
+  }
   int64_t free = free_[kind];
   for (const std::string& node_id : shape.avoid) {
     const auto node = nodes_.find(node_id);
@@ -164,8 +185,22 @@ int64_t Scheduler::Free(const Shape& shape) const {
   return free;
 }
 
+NodeOffer Scheduler::OfferOf(const std::string& node_id, bool cpu) const {
+  const Node& node = nodes_.at(node_id);
+  NodeOffer offer{node_id, node.places.host_id, node.places.address, {}};
+  for (size_t device = 0; device < node.places.cpu.size(); ++device) {
+    if (node.places.cpu[device] == cpu && IsFree(node, static_cast<int64_t>(device))) {
+      offer.devices.push_back(static_cast<int64_t>(device));
+    }
+  }
+  return offer;
+}
+
 // The best nodes that have `size` devices together.
 std::vector<NodeOffer> Scheduler::Offers(const Shape& shape, int64_t size) const {
+  if (shape.together > 1) {
+    return OffersTogether(shape, size);
+  }
   std::vector<NodeOffer> offers;
   int64_t offered = 0;
   for (const auto& [free, node_id] : by_free_[shape.cpu ? 1 : 0]) {
@@ -175,15 +210,36 @@ std::vector<NodeOffer> Scheduler::Offers(const Shape& shape, int64_t size) const
     if (std::binary_search(shape.avoid.begin(), shape.avoid.end(), node_id)) {
       continue;
     }
-    const Node& node = nodes_.at(node_id);
-    NodeOffer offer{node_id, node.places.host_id, node.places.address, {}};
-    for (size_t device = 0; device < node.places.cpu.size(); ++device) {
-      if (node.places.cpu[device] == shape.cpu && IsFree(node, static_cast<int64_t>(device))) {
-        offer.devices.push_back(static_cast<int64_t>(device));
-      }
+    offers.push_back(OfferOf(node_id, shape.cpu));
+    offered += static_cast<int64_t>(offers.back().devices.size());
+  }
+  return offers;
+}
+
+// Exactly `size` devices, of each host whole groups: those of the fullest hosts.
+std::vector<NodeOffer> Scheduler::OffersTogether(const Shape& shape, int64_t size) const {
+  std::set<std::pair<int64_t, std::string>> hosts;
+  for (const auto& [host, free] : FreeByHost(shape)) {
+    hosts.insert({-free, host});
+  }
+  std::map<std::string, int64_t> taken;  // by host: devices still to be taken
+  for (const auto& [free, host] : hosts) {
+    const int64_t whole = -free / shape.together * shape.together;
+    taken[host] = std::min(size, whole);
+    size -= taken[host];
+  }
+  std::vector<NodeOffer> offers;
+  for (const auto& [free, node_id] : by_free_[shape.cpu ? 1 : 0]) {
+    if (std::binary_search(shape.avoid.begin(), shape.avoid.end(), node_id)) {
+      continue;
     }
-    offered += static_cast<int64_t>(offer.devices.size());
-    offers.push_back(std::move(offer));
+    NodeOffer offer = OfferOf(node_id, shape.cpu);
+    int64_t& rest = taken[HostOf(offer.host_id, node_id)];
+    offer.devices.resize(Size(std::min(rest, std::ssize(offer.devices))));
+    rest -= std::ssize(offer.devices);
+    if (!offer.devices.empty()) {
+      offers.push_back(std::move(offer));
+    }
   }
   return offers;
 }
@@ -197,6 +253,7 @@ std::string Scheduler::TooFew(const Shape& shape, int64_t free) const {
       " devices, ",
       free,
       " are free",
+      shape.together == 1 ? "" : absl::StrCat(" in whole groups of ", shape.together, " on a host"),
       shape.avoid.empty()
           ? ""
           : absl::StrCat(" outside of the ", shape.avoid.size(), " nodes it avoids"));

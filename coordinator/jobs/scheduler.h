@@ -25,6 +25,7 @@ struct Shape {
   int64_t wanted = 0;
   plan::Transport transport = plan::Transport::kAuto;
   std::vector<int64_t> sizes;      // that are allowed
+  int64_t together = 1;            // devices of one host that are taken or left as one
   std::vector<std::string> avoid;  // nodes, ascending
   auto operator<=>(const Shape&) const = default;
 };
@@ -116,7 +117,11 @@ class Scheduler {
 
   void Recount(const std::string& node_id, Node& node);
   void MakeReady(const WaitingJob& job);
+  // Free devices of a kind by host, without those of nodes that the shape avoids.
+  std::map<std::string, int64_t> FreeByHost(const Shape& shape) const;
+  NodeOffer OfferOf(const std::string& node_id, bool cpu) const;
   std::vector<NodeOffer> Offers(const Shape& shape, int64_t size) const;
+  std::vector<NodeOffer> OffersTogether(const Shape& shape, int64_t size) const;
   bool IsFree(const Node& node, int64_t device) const;
   // A placement without a job, or why there is none.
   absl::StatusOr<Placement> Fit(const Shape& shape) const;

@@ -56,6 +56,68 @@ TEST(SchedulerTest, JobsGoInTheOrderOfSubmissionAndSmallerOnesPass) {
   EXPECT_EQ(scheduler.Explain("job-3"), "needs 2 free cpu devices, 0 are free");
 }
 
+WaitingJob TensorJob(int64_t order, std::vector<int64_t> sizes, int64_t together) {
+  WaitingJob job = Job(order, std::move(sizes));
+  job.shape.together = together;
+  return job;
+}
+
+NodePlaces NodeOnHost(const std::string& host, int64_t devices) {
+  NodePlaces node = CpuNode(devices);
+  node.host_id = host;
+  return node;
+}
+
+// Hosts x, y and z have 3, 3 and 1 devices: two pairs that lie together, one of two nodes.
+TEST(SchedulerTest, DevicesOfOneTensorGroupAreOfOneHost) {
+  Scheduler scheduler;
+  scheduler.SetNode("a", NodeOnHost("x", 3));
+  scheduler.SetNode("b", NodeOnHost("y", 1));
+  scheduler.SetNode("c", NodeOnHost("z", 1));
+  scheduler.SetNode("d", NodeOnHost("y", 2));
+  EXPECT_EQ(scheduler.Free(TensorJob(1, {2, 4, 6}, 2).shape), 4);
+  EXPECT_EQ(scheduler.Free(Job(1, {2, 4, 6}).shape), 7);
+  scheduler.Want(TensorJob(1, {2, 4, 6}, 2));
+  const Decision decision = scheduler.Decide(0, kAll);
+  ASSERT_EQ(Placed(decision), std::vector<std::string>{"job-1"});
+  const std::vector<RankPlace>& places = decision.placements[0].places;
+  ASSERT_EQ(places.size(), 4U);
+  for (size_t rank = 0; rank < places.size(); rank += 2) {
+    EXPECT_EQ(places[rank].host_id, places[rank + 1].host_id);
+  }
+  EXPECT_EQ(places[0].host_id, "x");
+  EXPECT_EQ(places[2].host_id, "y");
+  scheduler.Want(TensorJob(2, {2}, 2));
+  EXPECT_TRUE(Placed(scheduler.Decide(1, kAll)).empty());
+  EXPECT_EQ(scheduler.Explain("job-2"),
+            "needs 2 free cpu devices, 0 are free in whole groups of 2 on a host");
+  scheduler.Want(Job(3, {3}));
+  EXPECT_EQ(Placed(scheduler.Decide(2, kAll)), std::vector<std::string>{"job-3"})
+      << "what is left of each host serves a job without groups";
+}
+
+// A host that has lost one of its devices loses the group with it.
+TEST(SchedulerTest, WholeGroupsGoOn) {
+  Scheduler scheduler;
+  scheduler.SetNode("a", NodeOnHost("x", 2));
+  scheduler.SetNode("b", NodeOnHost("y", 2));
+  scheduler.SetBlocked({"b", 1}, true);
+  scheduler.Want(TensorJob(1, {2, 4}, 2));
+  const Decision decision = scheduler.Decide(0, kAll);
+  ASSERT_EQ(decision.placements.size(), 1U);
+  ASSERT_EQ(decision.placements[0].places.size(), 2U);
+  EXPECT_EQ(decision.placements[0].places[1].node_id, "a");
+}
+
+TEST(SchedulerTest, ShapesOfTensorJobsHaveTheirGroups) {
+  plan::JobSpec spec;
+  EXPECT_EQ(ShapeOf(spec).together, 1);
+  spec.tensor = 4;
+  EXPECT_EQ(ShapeOf(spec).together, 4);
+  spec.tensor_across_nodes = true;
+  EXPECT_EQ(ShapeOf(spec).together, 1);
+}
+
 TEST(SchedulerTest, DevicesThatAreTakenBlockedOrUnusableAreNotOffered) {
   Scheduler scheduler;
   scheduler.Hold("running", {{"a", 0}});  // before the node is here

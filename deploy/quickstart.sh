@@ -16,6 +16,9 @@ usage: deploy/quickstart.sh [options]
   --recipe NAME              quantizes layers, in bf16: fp8_tensor (delayed scales), fp8_current, fp8_block (of a wider model,
                              whose matrices have whole blocks), mxfp8 or nvfp4 (default none)
   --state TYPE               of the optimizer's moments: fp32, bf16, fp8, or two of them such as fp8,bf16 (default fp32)
+  --tensor T                 workers that share each layer, a power of two that divides N (default 1)
+  --tensor-parts P           parts of the sums that they could split, up to 8: runs of equal P have equal losses, whatever T
+                             (default T; above 2 of a wider model, whose heads they divide)
   --offload F                part of that state that lies in files of the workers, from 0 to 1 (default: none)
   --cuda                     also builds libravel_cuda.so (needs nvcc)
 TEXT
@@ -28,7 +31,7 @@ number() {
   echo "$2"
 }
 
-workers=2 steps='' kill_one=no keep=no corpus=bible preset=dev compute=fp32 state_type=fp32 recipe='' offload=''
+workers=2 steps='' kill_one=no keep=no corpus=bible preset=dev compute=fp32 state_type=fp32 recipe='' offload='' tensor=1 parts=''
 while [[ $# -gt 0 ]]; do
   case $1 in
     --workers) workers=$(number "$1" "${2:-}"); shift ;;
@@ -39,6 +42,8 @@ while [[ $# -gt 0 ]]; do
     --compute) compute=${2:-}; shift ;;
     --recipe) recipe=${2:-}; shift; compute=bf16 ;;
     --state) state_type=${2:-}; shift ;;
+    --tensor) tensor=$(number "$1" "${2:-}"); shift ;;
+    --tensor-parts) parts=$(number "$1" "${2:-}"); shift ;;
     --offload) offload=${2:-}; shift ;;
     --cuda) preset=cuda ;;
     *) usage ;;
@@ -50,8 +55,14 @@ done
 [[ $recipe =~ ^(|fp8_tensor|fp8_current|fp8_block|mxfp8|nvfp4)$ ]] || usage
 [[ $state_type =~ ^(fp32|bf16|fp8)(,(fp32|bf16|fp8))?$ ]] || usage
 [[ $offload =~ ^(|0|1|0\.[0-9]+)$ ]] || usage
-if [[ $kill_one == yes && $workers == 1 ]]; then
-  echo "quickstart.sh: --kill-one needs at least 2 workers" >&2
+parts=${parts:-$tensor}
+[[ $tensor =~ ^(1|2|4|8)$ && $parts =~ ^(1|2|4|8)$ ]] || usage
+if ((workers % tensor != 0 || parts % tensor != 0)); then
+  echo "quickstart.sh: --tensor $tensor must divide --workers $workers and --tensor-parts $parts" >&2
+  exit 2
+fi
+if [[ $kill_one == yes && $workers == "$tensor" ]]; then
+  echo "quickstart.sh: --kill-one needs at least $((2 * tensor)) workers" >&2
   exit 2
 fi
 
@@ -148,7 +159,7 @@ case $recipe in
   *) precision+=", recipe: $recipe" ;;
 esac
 hidden=192 heads=6 key_heads=2
-[[ $recipe != fp8_block ]] || { hidden=256 heads=8 key_heads=4; }
+[[ $recipe != fp8_block && $parts -le 2 ]] || { hidden=256 heads=8 key_heads=4; }
 optimizer="stateDtype: '$state_type', "
 if [[ -n $offload ]]; then
   mkdir -p "$run/offload"
@@ -162,12 +173,12 @@ sed -e "s#/var/tmp/ravel-quickstart/tokens#$tokens#" \
   -e "s#globalBatch: [0-9]*#globalBatch: $batch#" \
   -e "s#count: [0-9]*#count: $workers#" \
   -e "s#^    optimizer: {#    optimizer: {$optimizer#" \
-  -e "s#^  devices: {#  precision: {$precision}\n&#" \
+  -e "s#^  devices: {#  precision: {$precision}\n  parallelism: {tensor: $tensor}\n&#" \
+  -e "s#min: [0-9]*, max: [0-9]*#min: $tensor, max: $workers#" \
   -e "s#hiddenSize: [0-9]*#hiddenSize: $hidden#" \
   -e "s#numAttentionHeads: [0-9]*#numAttentionHeads: $heads#" \
   -e "s#numKeyValueHeads: [0-9]*#numKeyValueHeads: $key_heads#" \
-  -e "s#max: [0-9]*#max: $workers#" \
-  -e "s#virtualRanks: [0-9]*#virtualRanks: $lanes#" "$example" >"$job"
+  -e "s#virtualRanks: [0-9]*#virtualRanks: $lanes, tensorParts: $parts#" "$example" >"$job"
 
 if [[ $kill_one == yes ]]; then
   victim=${started[-1]}

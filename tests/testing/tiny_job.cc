@@ -114,6 +114,7 @@ std::string ToYaml(const TinyJob& job) {
       &text,
       "  determinism: {mode: exact, virtualRanks: ",
       job.virtual_ranks,
+      job.tensor_parts > 0 ? absl::StrCat(", tensorParts: ", job.tensor_parts) : "",
       "}\n",
       CheckpointYaml(job),
       "  restart: {backoff: 100ms, maxBackoff: 200ms, maxNoProgress: 20, maxFailures: ",

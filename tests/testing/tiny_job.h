@@ -19,6 +19,7 @@ struct TinyJob {
   int64_t global_batch = 8;
   int64_t micro_batch = 0;  // 0: one micro-batch per lane
   int64_t virtual_ranks = 8;
+  int64_t tensor_parts = 0;  // 0: the default
   int64_t sequence_length = 16;
   int64_t save_every_steps = 5;
   int64_t keep_last = 1000;

@@ -1,0 +1,190 @@
+// Trainers that share each layer: losses, weights and moments are those of one, on any number of
+// groups, with any strategy, over any transport, and across restarts that change both. A group
+// that has lost a trainer is let go, and whole groups go on.
+
+#include <chrono>
+#include <cstdlib>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <absl/strings/str_cat.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "tests/testing/eventually.h"
+#include "tests/testing/mini_cluster.h"
+
+namespace ravel::testing {
+namespace {
+
+using std::chrono::seconds;
+
+constexpr int kDevices = 8;
+
+// Groups of so many ranks.
+struct RankMesh {
+  int64_t groups = 1;
+  int64_t tensor = 1;
+};
+
+struct TrainedState {
+  std::vector<StepRow> history;
+  std::string digest;
+};
+
+class TensorRanksTest : public ::testing::Test {
+ protected:
+  static void SetUpTestSuite() {
+    absl::StatusOr<std::unique_ptr<MiniCluster>> started = MiniCluster::Start();
+    ASSERT_TRUE(started.ok()) << started.status();
+    cluster_ = std::move(*started).release();
+    const absl::Status workers = cluster_->StartWorkers(kDevices, cluster_->HoldFaults());
+    ASSERT_TRUE(workers.ok()) << workers;
+    WriteTokens(cluster_->folder() + "/tokens.bin", 20000, TinyJob().vocabulary);
+  }
+  static void TearDownTestSuite() {
+    delete cluster_;
+    cluster_ = nullptr;
+  }
+
+  // Four parts; two key heads, so that four ranks have copies of them.
+  static TinyJob Job(const std::string& name, RankMesh mesh, const std::string& strategy) {
+    return {.name = name,
+            .tokens_path = cluster_->folder() + "/tokens.bin",
+            .store = cluster_->folder() + "/store",
+            .workers = mesh.groups * mesh.tensor,
+            .steps = 12,
+            .tensor_parts = 4,
+            .save_every_steps = 4,
+            .parallelism = absl::StrCat("strategy: ", strategy, ", tensor: ", mesh.tensor),
+            .hidden = 32,
+            .intermediate = 64,
+            .layers = 2,
+            .heads = 4};
+  }
+
+  static absl::StatusOr<TrainedState> Train(const TinyJob& job) {
+    RETURN_IF_ERROR(cluster_->Submit(job));
+    RETURN_IF_ERROR(cluster_->WaitForSuccess(job.name, seconds(90)));
+    TrainedState state;
+    ASSIGN_OR_RETURN(state.history, cluster_->Metrics(job.name));
+    ASSIGN_OR_RETURN(const JobView view, cluster_->Get(job.name));
+    ASSIGN_OR_RETURN(state.digest, cluster_->StateDigest(view.committed_path));
+    return state;
+  }
+  // That of one trainer.
+  static const TrainedState& Alone() {
+    static const TrainedState& state = *new TrainedState([] {
+      absl::StatusOr<TrainedState> made = Train(Job("alone", {}, "no_shard"));
+      EXPECT_TRUE(made.ok()) << made.status();
+      return made.ok() ? *std::move(made) : TrainedState();
+    }());
+    return state;
+  }
+  static void ExpectAlone(const TinyJob& job, size_t first_step = 0) {
+    const absl::StatusOr<TrainedState> state = Train(job);
+    ASSERT_TRUE(state.ok()) << job.name << ": " << state.status() << cluster_->Report(job.name);
+    const std::vector<StepRow>& all = Alone().history;
+    const std::vector<StepRow> expected(all.begin() + static_cast<std::ptrdiff_t>(first_step),
+                                        all.end());
+    EXPECT_EQ(FirstDifference(state->history, expected), "") << job.name;
+    EXPECT_EQ(state->digest, Alone().digest) << job.name;
+    EXPECT_EQ(state->history.back().world_size, job.workers);
+  }
+
+  static MiniCluster* cluster_;
+};
+
+MiniCluster* TensorRanksTest::cluster_ = nullptr;
+
+TEST_F(TensorRanksTest, EveryMeshGivesTheBitsOfOneTrainer) {
+  ASSERT_EQ(Alone().history.size(), 12u);
+  EXPECT_LT(Alone().history.back().loss, Alone().history.front().loss);
+  const bool all = std::getenv("RAVEL_ALL") != nullptr;
+  const char* const strategies[] = {"optim_grads_params", "optim", "no_shard", "optim_grads"};
+  size_t turn = 0;
+  for (const int64_t tensor : {1, 2, 4}) {
+    for (const int64_t groups : {1, 2, 3}) {
+      if (groups * tensor > kDevices || (groups == 3 && !all) || (groups * tensor == 1)) {
+        continue;
+      }
+      for (size_t i = 0; i < (all ? 4u : 1u); ++i) {
+        const std::string name = absl::StrCat("mesh-", groups, "x", tensor, "-", i);
+        ExpectAlone(Job(name, {groups, tensor}, strategies[(turn + i) % 4]));
+      }
+      ++turn;
+    }
+  }
+}
+
+TEST_F(TensorRanksTest, GlooGivesTheBitsOfSharedMemory) {
+  TinyJob job = Job("by-gloo", {2, 2}, "optim_grads_params");
+  job.transport = "gloo";
+  ExpectAlone(job);
+}
+
+TEST_F(TensorRanksTest, OtherGroupsGoOnFromACheckpoint) {
+  ExpectAlone(Job("two-by-two", {2, 2}, "optim_grads_params"));
+  TinyJob four = Job("four-by-one", {4, 1}, "optim");
+  four.resume_from = cluster_->Checkpoints("two-by-two")->at(4);
+  ExpectAlone(four, 4);
+  TinyJob one = Job("one-by-four", {1, 4}, "optim_grads");
+  one.resume_from = cluster_->Checkpoints("four-by-one")->at(8);
+  ExpectAlone(one, 8);
+}
+
+// A job of 2 x 2 loses a trainer and has no device in its place.
+TEST_F(TensorRanksTest, WholeGroupsGoOnAfterALoss) {
+  TinyJob job = Job("loses-one", {2, 2}, "optim_grads_params");
+  job.sizes = {2, 4};
+  cluster_->HoldTrainersAt(6);
+  ASSERT_EQ(cluster_->Submit(job), absl::OkStatus());
+  ASSERT_EQ(cluster_->WaitForStep(job.name, 5, seconds(60)), absl::OkStatus());
+  std::string victim;
+  int64_t spare = 0;
+  for (const std::string& worker : cluster_->worker_names()) {
+    if (cluster_->Trainers(worker).empty()) {
+      cluster_->KillWorker(worker);
+      ++spare;
+    } else {
+      victim = worker;
+    }
+  }
+  ASSERT_EQ(spare, kDevices - 4);
+  cluster_->KillWorker(victim);
+  cluster_->LetTrainersGo();
+  ASSERT_EQ(cluster_->WaitForSuccess(job.name, seconds(120)), absl::OkStatus())
+      << cluster_->Report(job.name);
+  const absl::StatusOr<std::vector<StepRow>> history = cluster_->Metrics(job.name);
+  ASSERT_TRUE(history.ok()) << history.status();
+  EXPECT_EQ(FirstDifference(*history, Alone().history), "");
+  EXPECT_EQ(history->front().world_size, 4);
+  EXPECT_EQ(history->back().world_size, 2);
+}
+
+TEST_F(TensorRanksTest, WhatHasNotRunIsRefusedByField) {
+  const struct {
+    const char* parallelism;
+    const char* spec;
+    const char* field;
+  } refused[] = {
+      {"tensor: 2, sequenceParallel: true", "", "spec.parallelism.sequenceParallel"},
+      {"tensor: 2", "  precision: {compute: fp16}\n", "precision.compute"},
+      {"tensor: 3", "", "spec.parallelism.tensor"},
+      {"tensor: 8", "", "tensorParts"},
+  };
+  int number = 0;
+  for (const auto& one : refused) {
+    TinyJob job = Job(absl::StrCat("refused-", number++), {1, 2}, "optim");
+    job.parallelism = one.parallelism;
+    job.more_spec = one.spec;
+    const absl::Status status = cluster_->Submit(job);
+    EXPECT_FALSE(status.ok()) << one.parallelism;
+    EXPECT_THAT(std::string(status.message()), ::testing::HasSubstr(one.field));
+  }
+}
+
+}  // namespace
+}  // namespace ravel::testing

@@ -3,7 +3,6 @@
 #include <absl/strings/str_cat.h>
 
 #include "common/crypto.h"
-#include "common/field_error.h"
 #include "common/plan/plan_proto.h"
 #include "common/plan/report/plan_fit.h"
 #include "common/plan/save/save_headers.h"
@@ -19,15 +18,6 @@ std::string DigestOf(const std::string& bytes) {
   return BytesOf(Sha256(bytes));
 }
 
-// Ranks of one process train with a tensor axis; no service of processes has done so yet.
-absl::Status CheckServes(const plan::JobSpec& spec) {
-  RETURN_IF_ERROR(plan::CheckRuns(spec));
-  return spec.tensor == 1 ? absl::OkStatus()
-                          : FieldRefusal("parallelism.tensor",
-                                         "1, since jobs with a tensor axis are planned, not served",
-                                         absl::StrCat(spec.tensor));
-}
-
 }  // namespace
 
 absl::StatusOr<std::shared_ptr<const PlannedWorld>> PlannerDriver::Plan(const plan::JobSpec& spec,
@@ -41,7 +31,7 @@ absl::StatusOr<std::shared_ptr<const PlannedWorld>> PlannerDriver::Plan(const pl
       return found->second;
     }
   }
-  RETURN_IF_ERROR(CheckServes(spec));
+  RETURN_IF_ERROR(plan::CheckRuns(spec));
   plan::PlanRequest request{spec, ranks, shared_memory};
   ASSIGN_OR_RETURN(plan::ShardingPlan made, plan::BuildFittingPlan(request));
   auto world = std::make_shared<PlannedWorld>();
@@ -77,7 +67,7 @@ std::shared_ptr<const PlannedWorld> PlannerDriver::Find(const std::string& diges
 absl::StatusOr<RankMemory> PlannerDriver::Check(const plan::JobSpec& spec,
                                                 int64_t ranks,
                                                 bool shared_memory) {
-  RETURN_IF_ERROR(CheckServes(spec));
+  RETURN_IF_ERROR(plan::CheckRuns(spec));
   ASSIGN_OR_RETURN(const plan::ShardingPlan made,
                    plan::BuildFittingPlan({spec, ranks, shared_memory}));
   return MemoryOf(made);

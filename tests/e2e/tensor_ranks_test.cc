@@ -169,15 +169,16 @@ TEST_F(TensorRanksTest, WhatHasNotRunIsRefusedByField) {
     const char* parallelism;
     const char* spec;
     const char* field;
+    int64_t devices = 2;
   } refused[] = {
       {"tensor: 2, sequenceParallel: true", "", "spec.parallelism.sequenceParallel"},
       {"tensor: 2", "  precision: {compute: fp16}\n", "precision.compute"},
       {"tensor: 3", "", "spec.parallelism.tensor"},
-      {"tensor: 8", "", "tensorParts"},
+      {"tensor: 8", "", "tensorParts", 8},
   };
   int number = 0;
   for (const auto& one : refused) {
-    TinyJob job = Job(absl::StrCat("refused-", number++), {1, 2}, "optim");
+    TinyJob job = Job(absl::StrCat("refused-", number++), {1, one.devices}, "optim");
     job.parallelism = one.parallelism;
     job.more_spec = one.spec;
     const absl::Status status = cluster_->Submit(job);

@@ -364,14 +364,21 @@ void JobRules::CheckDeterminism() {
                                                    plan::AlgorithmChoice::kProposed};
   spec().algorithms =
       kAlgorithms[ChosenIndex(determinism, v1::DeterminismSpec::kAlgorithmsFieldNumber)];
+  // Gpus have not run sums in parts: a plan of them has as many as ranks, and says so.
+  const int64_t ranks =
+      std::has_single_bit(static_cast<uint64_t>(spec().tensor)) ? spec().tensor : 1;
   if (determinism.tensor_parts() == 0) {
-    determinism.set_tensor_parts(1);
+    determinism.set_tensor_parts(spec().cpu_devices ? ranks : 1);
   }
   const int64_t parts = determinism.tensor_parts();
   if (parts < 1 || parts > plan::kMostTensorParts ||
       !std::has_single_bit(static_cast<uint64_t>(parts))) {
     Fail("spec.determinism.tensorParts",
          absl::StrCat("a power of two up to ", plan::kMostTensorParts),
+         absl::StrCat(parts));
+  } else if (parts > 1 && parts % ranks != 0) {
+    Fail("spec.determinism.tensorParts",
+         absl::StrCat("a multiple of parallelism.tensor ", ranks),
          absl::StrCat(parts));
   } else {
     spec().tensor_parts = parts;

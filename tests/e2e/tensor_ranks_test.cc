@@ -170,15 +170,18 @@ TEST_F(TensorRanksTest, WhatHasNotRunIsRefusedByField) {
     const char* spec;
     const char* field;
     int64_t devices = 2;
+    int64_t parts = 4;
   } refused[] = {
       {"tensor: 2, sequenceParallel: true", "", "spec.parallelism.sequenceParallel"},
       {"tensor: 2", "  precision: {compute: fp16}\n", "precision.compute"},
       {"tensor: 3", "", "spec.parallelism.tensor"},
-      {"tensor: 8", "", "tensorParts", 8},
+      {"tensor: 8", "", "spec.parallelism.tensor", 8, 8},  // of four heads
+      {"tensor: 4", "", "tensorParts", 4, 2},
   };
   int number = 0;
   for (const auto& one : refused) {
     TinyJob job = Job(absl::StrCat("refused-", number++), {1, one.devices}, "optim");
+    job.tensor_parts = one.parts;
     job.parallelism = one.parallelism;
     job.more_spec = one.spec;
     const absl::Status status = cluster_->Submit(job);

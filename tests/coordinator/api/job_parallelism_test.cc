@@ -65,6 +65,19 @@ TEST(JobParallelism, TensorPartsAreAPowerOfTwoAndOneByDefault) {
             "spec.determinism.tensorParts: expected a power of two up to 16, got -2\n");
 }
 
+TEST(JobParallelism, TensorPartsAreTensorByDefaultAndAMultipleOfIt) {
+  const auto with = [](const char* parts) {
+    return Parts{.parallelism = absl::StrCat("tensor: 2}\n  determinism: {", parts),
+                 .elastic = "sizes: [4, 8]"};
+  };
+  EXPECT_EQ(Make(with("")).spec.tensor_parts, 2);
+  EXPECT_EQ(Make(with("tensorParts: 4")).spec.tensor_parts, 4);
+  Parts wide = with("tensorParts: 2");
+  wide.parallelism.replace(wide.parallelism.find("tensor: 2"), 9, "tensor: 4");
+  EXPECT_EQ(Violations(wide),
+            "spec.determinism.tensorParts: expected a multiple of parallelism.tensor 4, got 2\n");
+}
+
 TEST(JobParallelism, DefaultsAreOneReplicaThatKeepsItsActivations) {
   const CanonicalJob job = Make({});
   ASSERT_TRUE(job.ok()) << FormatViolation(job.violations[0], "");

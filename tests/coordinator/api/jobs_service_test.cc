@@ -561,6 +561,8 @@ TEST_F(JobsServiceTest, WhatComesAndGoesBetweenPagesHidesNothingElse) {
 TEST_F(JobsServiceTest, ADeletedNameIsFree) {
   OnStrand([this] { Enqueue("again"); });
   EXPECT_TRUE(Delete("again", "once").ok());
+  // The answer tells that the wish is durable; the job goes soon after.
+  ASSERT_TRUE(testing::Eventually(std::chrono::seconds(20), [&] { return List({}).empty(); }));
   EXPECT_EQ(Delete("again", "once").error_code(), grpc::StatusCode::NOT_FOUND);
   OnStrand([this] { Enqueue("again"); });
   EXPECT_EQ(Delete("again", "once").error_code(), grpc::StatusCode::NOT_FOUND)

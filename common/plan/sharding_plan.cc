@@ -239,7 +239,7 @@ absl::Status AddInventory(const JobSpec& spec,
   return absl::OkStatus();
 }
 
-// What decides whether a job with a tensor axis runs.
+// Facts that decide if a job with a tensor axis runs.
 struct TensorRun {
   TensorCut axis;
   bool cpu_devices = true;

@@ -27,7 +27,7 @@ struct RankPlace {
   bool operator==(const RankPlace&) const = default;
 };
 
-// What shares memory: the host, or a node that does not know its host.
+// The place that shares memory: the host, or a node that does not know its host.
 std::string HostOf(const std::string& host_id, const std::string& node_id);
 
 // The largest allowed size that is at most `free` and at most the wanted count; 0 when there is

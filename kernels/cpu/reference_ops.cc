@@ -28,7 +28,7 @@ float ValueAt(const TensorView& row, int64_t column) {
   }
 }
 
-// Of the table's type or fp32: -0 is its sign's bit alone.
+// The row is of the table's type or fp32: -0 is its sign's bit alone.
 void FillMinusZero(const TensorView& row) {
   if (row.dtype == DType::kF32) {
     std::fill_n(row.As<float>(), row.columns(), -0.0f);

@@ -17,7 +17,7 @@ class AttentionBlock final : public ResidualBlock {
 
   // Module::Prepare.
   void Prepare(kernels::Stream& stream, const UnitMemory& memory) const;
-  // Where att is remade, x1, too, or its addend.
+  // If att is remade, x1 is, too, or its addend.
   void Remake(kernels::Stream& stream, const UnitMemory& memory) const override;
   // x1's rows, from x0's.
   void RemakeSum(kernels::Stream& stream, const UnitMemory& memory) const;

@@ -1,6 +1,6 @@
 // hidden_t = E[id_t] (+ P[position of t]);  dE[v] = the sum of dhidden_t over the tokens t with
 // id_t = v, in token order, so that its bits depend on nothing else. dP the same over positions.
-// Of a table in parts each rank has E[id_t] or -0, and x + -0 = x, of -0 too: the sum over ranks
+// Each rank has E[id_t] of its part or -0, and x + -0 = x, of -0 too: the sum over ranks
 // has the bits of the row.
 
 #include "worker/model/embedding.h"

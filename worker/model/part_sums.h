@@ -22,7 +22,8 @@ class PartSums {
   bool cuts() const { return cut_.cuts(); }
   const plan::TensorCut& cut() const { return cut_; }
 
-  // Of [rows, columns] sums, `first` of UnitMemory::addend on where ranks have parts each.
+  // Place of [rows, columns] sums: row `first` of UnitMemory::addend on where ranks have parts
+  // each.
   struct Place {
     int64_t first = 0;
     int64_t rows = 0;

@@ -82,7 +82,8 @@ class Projection {
     uint32_t site = 0;  // of the weight's random numbers
     int64_t first = 0;  // where fused maps lie apart: columns of those before it
   };
-  // Of weights or gradients: the matrix and the bias of a part; absent: frozen, or there is none.
+  // Views of weights or gradients: the matrix and the bias of a part; absent: frozen, or there is
+  // none.
   TensorView MatrixOf(const std::vector<TensorView>& views, const Part& part) const;
   TensorView BiasOf(const std::vector<TensorView>& views, const Part& part) const;
   // One GEMM: parts [begin, end), which are one matrix.

@@ -53,7 +53,7 @@ class VocabularyParts {
  private:
   // This rank's block `part`, as columns of its logits.
   plan::VocabularyBlock Local(int64_t part) const;
-  // Of a chunk: its logits of this rank's rows; numbers of all blocks, [3 parts, chunk] fp32.
+  // Parts of a chunk: its logits of this rank's rows; numbers of all blocks, [3 parts, chunk] fp32.
   TensorView LogitsOf(const Args& args, const Chunk& chunk) const;
   TensorView StatisticsOf(const Args& args, const Chunk& chunk) const;
 

@@ -67,7 +67,7 @@ struct Rank {
     memory.chunk = chunk;
     return memory;
   }
-  // What a move makes whole.
+  // The activation that a move makes whole.
   TensorView Target(plan::UnitId unit, const plan::SegmentUse& use, const UnitMemory& memory) {
     const plan::UnitSpec& spec = Of(unit).units[unit];
     switch (use.list) {
@@ -261,7 +261,7 @@ class Ranks {
     }
   }
 
-  // Of rows that are another rank's.
+  // Turns rows that are another rank's from -0 to +0.
   void MakeZerosPositive() {
     for (const std::unique_ptr<Rank>& rank : ranks_) {
       const auto columns = static_cast<size_t>(model_.config.hidden_size);

@@ -104,7 +104,7 @@ absl::StatusOr<plan::ShardingPlan> PlanOf(const StepCase& tested, int64_t tensor
   return plan;
 }
 
-// What all ranks saw. Ranks of one place on the tensor axis add their parts of a tensor.
+// Results of all ranks. Ranks of one place on the tensor axis add their parts of a tensor.
 class Results {
  public:
   void Add(const std::string& name, int64_t coordinate, std::vector<float> values) {

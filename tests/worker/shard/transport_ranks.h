@@ -25,7 +25,7 @@ void RunRanks(const std::string& transport,
 
 struct ProgramRun {
   const plan::ShardingPlan& plan;
-  // Of a unit, on a rank of that place on the tensor axis.
+  // The module of a unit, on a rank of that place on the tensor axis.
   std::function<std::unique_ptr<model::Module>(plan::UnitId unit, int64_t coordinate)> module;
   std::function<std::unique_ptr<StepActions>(ParameterGroups& groups)> actions;
 };

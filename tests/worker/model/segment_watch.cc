@@ -55,7 +55,7 @@ void SegmentWatch::Add(const std::string& name,
                     .reads = use.reads,
                     .writes = use.writes,
                     .scratch = named && !use.reads && !use.writes});
-  if (!use.reads) {
+  if (!use.reads && view.data != nullptr) {  // null: a view of no elements
     std::memset(view.data, 0xFF, BytesOf(view));
   }
 }

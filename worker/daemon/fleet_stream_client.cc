@@ -6,11 +6,9 @@
 
 #include "worker/daemon/fleet_stream_client.h"
 
-#include <algorithm>
 #include <deque>
 #include <memory>
 #include <utility>
-#include <vector>
 
 #include <absl/strings/str_cat.h>
 #include <grpcpp/channel.h>
@@ -276,30 +274,37 @@ struct RenewCall {
   }
 };
 
-// Channels stay until the process ends, or another takes their place: when the last channel with
-// callbacks goes, gRPC 1.51 ends its threads and may abort in one of them ("prior > 0").
-using Channels = std::vector<std::shared_ptr<grpc::Channel>>;
-Channels& KeptChannels() {
-  static auto& kept = *new Channels;
-  return kept;
+// gRPC 1.51 runs callbacks on threads that all channels of a process share, and ends them with the
+// last channel that has made a call. It joins them then, also from one of them, while calls that
+// were cancelled are still ending: a process dies of that ("double free", or "prior > 0"). One
+// channel that leads nowhere keeps them to the end: a call on it fails at once and connects to
+// nothing.
+void KeepCallbackThreads() {
+  struct Keeper {
+    Keeper() : stub(v1::Access::NewStub(grpc::CreateChannel("", nullptr))) {
+      stub->async()->Renew(&context, &request, &response, [](const grpc::Status&) {});
+    }
+    grpc::ClientContext context;
+    v1::RenewRequest request;
+    v1::EnrolResponse response;
+    std::unique_ptr<v1::Access::Stub> stub;
+  };
+  static const auto& keeper = *new Keeper;
+  static_cast<void>(keeper);
 }
 
 class GrpcFleetChannel final : public FleetChannel {
  public:
   GrpcFleetChannel(std::string address, const TlsIdentity* identity)
       : address_(std::move(address)), channel_(Make(identity)) {
-    KeptChannels().push_back(channel_);
+    KeepCallbackThreads();
   }
 
   std::unique_ptr<FleetStream> Open(FleetStream::Callbacks callbacks) override {
     return std::make_unique<GrpcFleetStream>(channel_, std::move(callbacks));
   }
 
-  void UseIdentity(const TlsIdentity& identity) override {
-    const std::shared_ptr<grpc::Channel> old = channel_;
-    channel_ = Make(&identity);
-    std::replace(KeptChannels().begin(), KeptChannels().end(), old, channel_);
-  }
+  void UseIdentity(const TlsIdentity& identity) override { channel_ = Make(&identity); }
 
   void Renew(const std::string& certificate_request, CertificateCallback done) override {
     auto* call = new RenewCall;

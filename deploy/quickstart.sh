@@ -19,6 +19,8 @@ usage: deploy/quickstart.sh [options]
   --tensor T                 workers that share each layer, a power of two that divides N (default 1)
   --tensor-parts P           parts of the sums that they could split, up to 8: runs of equal P have equal losses, whatever T
                              (default T; above 2 of a wider model, whose heads they divide)
+  --sequence-parallel        of these workers each has its own tokens alone between products: the same losses, fewer
+                             activations
   --offload F                part of that state that lies in files of the workers, from 0 to 1 (default: none)
   --cuda                     also builds libravel_cuda.so (needs nvcc)
 TEXT
@@ -32,6 +34,7 @@ number() {
 }
 
 workers=2 steps='' kill_one=no keep=no corpus=bible preset=dev compute=fp32 state_type=fp32 recipe='' offload='' tensor=1 parts=''
+sequence=false
 while [[ $# -gt 0 ]]; do
   case $1 in
     --workers) workers=$(number "$1" "${2:-}"); shift ;;
@@ -44,6 +47,7 @@ while [[ $# -gt 0 ]]; do
     --state) state_type=${2:-}; shift ;;
     --tensor) tensor=$(number "$1" "${2:-}"); shift ;;
     --tensor-parts) parts=$(number "$1" "${2:-}"); shift ;;
+    --sequence-parallel) sequence=true ;;
     --offload) offload=${2:-}; shift ;;
     --cuda) preset=cuda ;;
     *) usage ;;
@@ -59,6 +63,10 @@ parts=${parts:-$tensor}
 [[ $tensor =~ ^(1|2|4|8)$ && $parts =~ ^(1|2|4|8)$ ]] || usage
 if ((workers % tensor != 0 || parts % tensor != 0)); then
   echo "quickstart.sh: --tensor $tensor must divide --workers $workers and --tensor-parts $parts" >&2
+  exit 2
+fi
+if [[ $sequence == true && $tensor == 1 ]]; then
+  echo "quickstart.sh: --sequence-parallel needs --tensor 2 or more" >&2
   exit 2
 fi
 if [[ $kill_one == yes && $workers == "$tensor" ]]; then
@@ -173,7 +181,7 @@ sed -e "s#/var/tmp/ravel-quickstart/tokens#$tokens#" \
   -e "s#globalBatch: [0-9]*#globalBatch: $batch#" \
   -e "s#count: [0-9]*#count: $workers#" \
   -e "s#^    optimizer: {#    optimizer: {$optimizer#" \
-  -e "s#^  devices: {#  precision: {$precision}\n  parallelism: {tensor: $tensor}\n&#" \
+  -e "s#^  devices: {#  precision: {$precision}\n  parallelism: {tensor: $tensor, sequenceParallel: $sequence}\n&#" \
   -e "s#min: [0-9]*, max: [0-9]*#min: $tensor, max: $workers#" \
   -e "s#hiddenSize: [0-9]*#hiddenSize: $hidden#" \
   -e "s#numAttentionHeads: [0-9]*#numAttentionHeads: $heads#" \

@@ -63,7 +63,7 @@ LayerWidths WidthsOf(const ModelConfig& config, const TensorCut& cut, int64_t to
   widths.d_qkv = widths.query + 2 * sizes.kv_slots * config.head_dim;
   widths.inner = sizes.inner;
   widths.mlp_in = (architecture.mlp == MlpKind::kSwiGlu ? 2 : 1) * sizes.inner;
-  widths.stream = cut.sequence ? DivCeil(tokens, cut.degree) : tokens;
+  widths.stream = cut.stream_tokens(tokens);
   return widths;
 }
 
@@ -101,6 +101,12 @@ void AddLayerSaved(const ModelConfig& config,
   Sort(std::move(specs), recompute, unit);
 }
 
+// What products read where ranks have their own tokens alone between them: the norm's result, and
+// the gradient of the residual stream, of all tokens.
+std::vector<ActivationSpec> GatheredSpecs(int64_t tokens, int64_t hidden) {
+  return {{"n_all", {tokens, hidden}}, {"dy_all", {tokens, hidden}}};
+}
+
 // Areas that parts of a layer use one after another. Forward: d_a qkv, or queries and keys after
 // their norm, or the inner activation; d_b att or mlp_in; d_c n0 or n1; each only where it is not
 // kept. Backward: d_a the inner activation, then d_qkv; d_b its gradient, then d_att; d_c that of
@@ -116,7 +122,7 @@ void AddLayerWorkspace(const ModelConfig& config,
   unit.workspace = {
       {"d_a", {tokens, std::max(inner, widths.d_qkv)}},
       {"d_b", {tokens, std::max({inner, widths.query, forward_mlp})}},
-      {"d_c", {tokens, config.hidden_size}},
+      {"d_c", {widths.stream, config.hidden_size}},
       {"scratch", {AttentionScratchElements(shape.sequence_tokens, config.head_dim)}},
   };
   if (recompute >= RecomputePolicy::kBlock) {
@@ -124,20 +130,29 @@ void AddLayerWorkspace(const ModelConfig& config,
     unit.workspace.push_back({"rstd", {widths.stream}});
     unit.workspace.push_back({"lse", StatisticsSpec(widths, shape).shape});
   }
+  if (widths.stream < tokens) {
+    Append(GatheredSpecs(tokens, config.hidden_size), unit.workspace);
+  }
 }
 
 // Nothing of the head is recomputed: its two passes follow each other. Its input is not copied:
 // nothing writes the shared "hidden" between them.
 void AddHeadActivations(const ModelConfig& config,
-                        int64_t vocabulary_rows,
+                        const TensorCut& cut,
                         int64_t tokens,
                         UnitSpec& unit) {
   const Architecture& architecture = ArchitectureOf(config.architecture);
-  Sort(NormSpecs(architecture, "", tokens, config.hidden_size), RecomputePolicy::kNone, unit);
+  const int64_t stream = cut.stream_tokens(tokens);
+  const int64_t hidden = config.hidden_size;
+  const int64_t vocabulary_rows = LocalSizesOf(config, cut).vocabulary_rows;
+  Sort(NormSpecs(architecture, "", stream, hidden), RecomputePolicy::kNone, unit);
   unit.workspace = {
       {"logits", {std::min(tokens, kLogitsChunkTokens), vocabulary_rows}},
-      {"dn", {tokens, config.hidden_size}},
+      {"dn", {stream, hidden}},
   };
+  if (stream < tokens) {
+    unit.workspace.push_back(GatheredSpecs(tokens, hidden)[0]);
+  }
 }
 
 }  // namespace
@@ -148,21 +163,22 @@ void AddActivations(ModelInventory& inventory,
   const ModelConfig& config = inventory.config;
   const int64_t tokens = micro_batch.sequences * micro_batch.sequence_tokens;
   const LayerWidths widths = WidthsOf(config, inventory.cut, tokens);
-  const int64_t vocabulary_rows = LocalSizesOf(config, inventory.cut).vocabulary_rows;
   for (UnitSpec& unit : inventory.units) {
     if (unit.kind == UnitKind::kLayer) {
       AddLayerSaved(config, widths, micro_batch, recompute, unit);
       AddLayerWorkspace(config, widths, micro_batch, recompute, unit);
     } else if (unit.kind == UnitKind::kHead) {
-      AddHeadActivations(config, vocabulary_rows, tokens, unit);
+      AddHeadActivations(config, inventory.cut, tokens, unit);
+    } else if (widths.stream < tokens) {
+      unit.workspace = {GatheredSpecs(tokens, config.hidden_size)[1]};
     }
   }
   inventory.shared = {
       {"ids", {tokens}, DType::kI32},
       {"targets", {tokens}, DType::kI32},
       {"loss", {tokens}},
-      {"hidden", {tokens, config.hidden_size}},
-      {"dhidden", {tokens, config.hidden_size}},
+      {"hidden", {widths.stream, config.hidden_size}},
+      {"dhidden", {widths.stream, config.hidden_size}},
   };
   if (ArchitectureOf(config.architecture).positions == PositionKind::kRotary) {
     inventory.shared.push_back({"rope_cos", {micro_batch.sequence_tokens, config.head_dim / 2}});

@@ -116,6 +116,8 @@ class SegmentList {
 
  private:
   bool cut() const { return TensorRanks(inventory_) > 1; }
+  // Ranks have their own tokens of the residual stream alone.
+  bool sequence() const { return cut() && inventory_.cut.sequence; }
   bool backward() const { return pass_ == UnitPass::kBackward; }
   bool recomputes() const { return pass_ == UnitPass::kRecompute; }
   bool remade(std::string_view name) const { return Declares(unit_.remade, name); }
@@ -145,8 +147,55 @@ class SegmentList {
               const std::vector<std::string_view>& names = {}) {
     segments_.back().addend = true;
     SegmentSpec& sum = Add(kind, uses, names);
-    sum.move = SegmentMove::kSumRows;
+    sum.move = sequence() ? SegmentMove::kScatterRows : SegmentMove::kSumRows;
     sum.target = target.Take().front();
+    if (sum.move == SegmentMove::kScatterRows) {
+      AddTarget(sum);
+    }
+  }
+  // The segment itself writes the target.
+  static void AddTarget(SegmentSpec& sum) {
+    for (SegmentUse& use : sum.uses) {
+      if (use.list == sum.target.list && use.name == sum.target.name) {
+        use.writes = true;
+        return;
+      }
+    }
+    sum.uses.push_back(sum.target);
+  }
+  // Rows of all ranks, of what each has of its own tokens.
+  void AddGather(SegmentKind kind, Uses own, Uses target) {
+    SegmentSpec& gather = Add(kind, own);
+    gather.move = SegmentMove::kGather;
+    gather.target = target.Take().front();
+  }
+  // What products read of a norm's result: under sequence parallelism gathered first.
+  void GatherNormed(SegmentKind kind, const std::string& index, const char* area) {
+    if (sequence()) {
+      AddGather(kind,
+                Begin().Kept("n" + index, area, Does::kRead),
+                Begin().Workspace("n_all", Does::kWrite));
+    }
+  }
+  void GatherGradient(SegmentKind kind) {
+    if (sequence()) {
+      AddGather(
+          kind, Begin().Shared("dhidden", Does::kRead), Begin().Workspace("dy_all", Does::kWrite));
+    }
+  }
+  void UseNormed(Uses& uses, const std::string& index, const char* area) const {
+    if (sequence()) {
+      uses.Workspace("n_all", Does::kRead);
+    } else {
+      uses.Kept("n" + index, area, Does::kRead);
+    }
+  }
+  void UseGradient(Uses& uses) const {
+    if (sequence()) {
+      uses.Workspace("dy_all", Does::kRead);
+    } else {
+      uses.Shared("dhidden", Does::kRead);
+    }
   }
 
   void Table() {
@@ -156,7 +205,8 @@ class SegmentList {
     Uses uses = Begin();
     uses.Shared("ids", Does::kRead);
     if (backward()) {
-      uses.Shared("dhidden", Does::kRead);
+      GatherGradient(SegmentKind::kTableGradient);
+      UseGradient(uses);
     } else if (!cut()) {
       uses.Shared("hidden", Does::kWrite);
     }
@@ -189,7 +239,12 @@ class SegmentList {
       return;
     }
     Uses uses = Begin();
-    uses.Shared(backward() ? "dhidden" : "hidden", backward() ? Does::kRead : Does::kChange);
+    if (backward()) {
+      GatherGradient(SegmentKind::kTableGradient);
+      UseGradient(uses);
+    } else {
+      uses.Shared("hidden", Does::kChange);
+    }
     Add(SegmentKind::kPositions, uses, {architecture_.position_table});
   }
 
@@ -217,13 +272,17 @@ class SegmentList {
     const bool projects = !recomputes() || remade("qkv");
     Uses uses = Begin();
     if (projects) {
-      uses.Kept("n0", "d_c", Does::kRead).Codes();
+      GatherNormed(SegmentKind::kAttentionNormed, "0", "d_c");
+      UseNormed(uses, "0", "d_c");
+      uses.Codes();
     }
     if (architecture_.positions == PositionKind::kRotary) {
       uses.Shared("rope_cos", Does::kRead).Shared("rope_sin", Does::kRead);
     }
     if (backward()) {
-      uses.Shared("dhidden", Does::kRead).Kept("att", "", Does::kRead).Kept("lse", "", Does::kRead);
+      GatherGradient(SegmentKind::kAttentionGradient);
+      UseGradient(uses);
+      uses.Kept("att", "", Does::kRead).Kept("lse", "", Does::kRead);
       uses.Kept("qkv", "", Does::kRead).Kept("qk", "", Does::kRead);
       uses.Workspace("d_a", Does::kScratch).Workspace("d_b", Does::kScratch);
       uses.Workspace("scratch", Does::kScratch).Workspace("parts", Does::kScratch);
@@ -263,9 +322,13 @@ class SegmentList {
 
   void Mlp() {
     Uses uses = Begin();
-    uses.Kept("n1", "d_c", Does::kRead).Codes();
+    GatherNormed(SegmentKind::kMlpNormed, "1", "d_c");
+    UseNormed(uses, "1", "d_c");
+    uses.Codes();
     if (backward()) {
-      uses.Shared("dhidden", Does::kRead).Kept("mlp_in", "", Does::kChange);
+      GatherGradient(SegmentKind::kMlpGradient);
+      UseGradient(uses);
+      uses.Kept("mlp_in", "", Does::kChange);
       uses.Workspace("d_a", Does::kScratch).Workspace("d_b", Does::kScratch);
       uses.Workspace("parts", Does::kScratch);
       if (!cut()) {
@@ -348,9 +411,11 @@ class SegmentList {
     const std::string_view table =
         inventory_.config.tie_word_embeddings ? architecture_.token_table : architecture_.head;
     const int64_t chunks = LossChunks(inventory_, unit_);
+    GatherNormed(SegmentKind::kLossNormed, "", "");
     for (int chunk = 0; chunk < chunks; ++chunk) {
       Uses own = Begin();
-      own.Kept("n", "", Does::kRead).Shared("targets", Does::kRead);
+      UseNormed(own, "", "");
+      own.Shared("targets", Does::kRead);
       own.Workspace("logits", Does::kWrite);
       SegmentSpec& statistics = Add(SegmentKind::kLossStatistics, own, {table});
       statistics.chunk = chunk;
@@ -360,7 +425,8 @@ class SegmentList {
       all.Shared("targets", Does::kRead).Shared("loss", Does::kChange);
       all.Workspace("vocabulary", Does::kChange);
       if (backward()) {
-        all.Kept("n", "", Does::kRead).Workspace("logits", Does::kChange);
+        UseNormed(all, "", "");
+        all.Workspace("logits", Does::kChange);
         all.Workspace("parts", Does::kScratch);
       }
       const auto names = std::vector<std::string_view>(backward() ? 1 : 0, table);
@@ -433,6 +499,18 @@ const char* SegmentName(SegmentKind kind) {
       return "loss_of_chunk";
     case SegmentKind::kLossInput:
       return "loss_input";
+    case SegmentKind::kAttentionNormed:
+      return "attention_normed";
+    case SegmentKind::kMlpNormed:
+      return "mlp_normed";
+    case SegmentKind::kLossNormed:
+      return "loss_normed";
+    case SegmentKind::kAttentionGradient:
+      return "attention_gradient";
+    case SegmentKind::kMlpGradient:
+      return "mlp_gradient";
+    case SegmentKind::kTableGradient:
+      return "table_gradient";
   }
   return "?";
 }
@@ -453,6 +531,14 @@ int64_t LossChunks(const ModelInventory& inventory, const UnitSpec& head) {
   const ActivationSpec* logits = FindActivation(head.workspace, "logits");
   CHECK_MSG(losses != nullptr && logits != nullptr, "a head has losses and logits");
   return DivCeil(losses->shape[0], logits->shape[0]);
+}
+
+Shape StreamShape(const ModelInventory& inventory) {
+  const ActivationSpec* hidden = FindActivation(inventory.shared, "hidden");
+  CHECK_MSG(hidden != nullptr, "units hand `hidden` to each other");
+  Shape shape = hidden->shape;
+  shape[0] *= inventory.cut.sequence ? inventory.cut.degree : 1;
+  return shape;
 }
 
 const char* UnitPassName(UnitPass pass) {

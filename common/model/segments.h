@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "common/model/model_inventory.h"
+#include "common/shape.h"
 
 namespace ravel::plan {
 
@@ -18,7 +19,9 @@ enum class UnitPass : uint8_t { kForward = 1, kEvaluate = 2, kRecompute = 3, kBa
 // t tokens, h hidden. On one rank adding to the residual stream `hidden` is part of the product
 // before it. Where the tensor axis has T ranks each computes an addend [t, h] of such a product,
 // and of the gradient of what it reads, and segments from kTableSum on are between: each rank adds
-// the addends of all for t / T tokens, its own.
+// the addends of all for t / T tokens, its own. Under sequence parallelism (TensorCut::sequence) it
+// then keeps these alone: norms and residuals are of t / T tokens, and what products read is
+// gathered by segments from kAttentionNormed on.
 enum class SegmentKind : uint8_t {
   kTable = 1,               // hidden [t, h] = rows of the token table
   kPositions = 2,           // hidden += rows of learned positions
@@ -36,6 +39,12 @@ enum class SegmentKind : uint8_t {
   kLossStatistics = 14,     // of a chunk of tokens: maxima and sums of this rank's vocabulary
   kLossOfChunk = 15,        // losses from the statistics of all ranks; backward: addend of dn
   kLossInput = 16,          // backward: gradient of n = sum
+  kAttentionNormed = 17,    // n0 of all tokens
+  kMlpNormed = 18,          // n1 of all tokens
+  kLossNormed = 19,         // n of all tokens
+  kAttentionGradient = 20,  // backward: of hidden after the attention, of all tokens
+  kMlpGradient = 21,        // the same after the MLP
+  kTableGradient = 22,      // the same of what rows of a table were added to
 };
 const char* SegmentName(SegmentKind kind);
 const char* UnitPassName(UnitPass pass);
@@ -61,13 +70,23 @@ enum class SegmentMove : uint8_t {
   kSumRows = 1,
   // The segment writes UnitMemory::rows; after it those of all ranks are `target`.
   kGather = 2,
+  // As kSumRows, but nothing is gathered: UnitMemory::rows are `target`, which the segment writes.
+  kScatterRows = 3,
 };
+// True if the segment sums addends of all ranks.
+constexpr bool ExchangesAddends(SegmentMove move) {
+  return move == SegmentMove::kSumRows || move == SegmentMove::kScatterRows;
+}
+// True if rows of all ranks are put together after the segment.
+constexpr bool GathersRows(SegmentMove move) {
+  return move == SegmentMove::kSumRows || move == SegmentMove::kGather;
+}
 
 struct SegmentSpec {
   SegmentKind kind = SegmentKind::kTable;
   int chunk = 0;  // of tokens, of kLossStatistics and kLossOfChunk
   SegmentMove move = SegmentMove::kNone;
-  SegmentUse target = {};  // of a move: written by it, not by the segment
+  SegmentUse target = {};  // of a move: written by it, but of kScatterRows by the segment
   bool addend = false;     // writes UnitMemory::addend, or rows of it
   // Each activation that it touches, once.
   std::vector<SegmentUse> uses = {};
@@ -87,5 +106,7 @@ const ActivationSpec* FindActivation(const std::vector<ActivationSpec>& specs,
                                      std::string_view name);
 // Chunks of tokens in which the loss of a cut vocabulary is computed. CHECKs that `head` is one.
 int64_t LossChunks(const ModelInventory& inventory, const UnitSpec& head);
+// Shape of the residual stream of all tokens of a micro-batch, whatever part of them a rank has.
+Shape StreamShape(const ModelInventory& inventory);
 
 }  // namespace ravel::plan

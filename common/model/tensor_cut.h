@@ -24,6 +24,10 @@ struct TensorCut {
   int64_t first_part() const { return coordinate * local_parts(); }
   // Equal blocks of tokens that this rank sums apart for weights that all tokens share.
   int64_t token_blocks() const { return sequence ? local_parts() : parts; }
+  // Tokens of the residual stream that a rank has, of those of a micro-batch.
+  int64_t stream_tokens(int64_t tokens) const {
+    return sequence ? (tokens + degree - 1) / degree : tokens;
+  }
   bool operator==(const TensorCut&) const = default;
 };
 

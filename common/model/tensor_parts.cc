@@ -99,7 +99,7 @@ void ReserveScratch(const ModelInventory& inventory, UnitSpec& unit) {
   const int64_t nodes = NodesOf(inventory.cut);
   const int64_t hidden = inventory.config.hidden_size;
   if (unit.kind == UnitKind::kLayer) {
-    const int64_t tokens = RowsOfActivation(unit.workspace, "d_c");
+    const int64_t tokens = RowsOfActivation(unit.workspace, "d_a");
     unit.workspace.push_back({"parts", {nodes * tokens, hidden}});
   } else if (unit.kind == UnitKind::kHead) {
     const int64_t chunk = RowsOfActivation(unit.workspace, "logits");

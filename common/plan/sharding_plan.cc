@@ -256,11 +256,6 @@ absl::Status CheckTensorRun(const TensorRun& run) {
                         "1 on gpus, where jobs with a tensor axis can be planned but not run yet",
                         absl::StrCat(run.axis.degree));
   }
-  if (run.axis.sequence) {
-    return FieldRefusal("parallelism.sequenceParallel",
-                        "false, since jobs with it can be planned but not run yet",
-                        "true");
-  }
   const std::string beside = absl::StrCat(" beside parallelism.tensor ", run.axis.degree);
   if (run.recipe) {
     return FieldRefusal("precision.recipe", "nothing" + beside, "a recipe");

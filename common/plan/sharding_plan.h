@@ -76,8 +76,8 @@ absl::StatusOr<MoveTable> MovesOf(const ShardingPlan& plan);
 // buffers, programs and addresses, not yet checked.
 absl::Status PlanPrograms(ShardingPlan& plan);
 
-// Refuses what a job with a tensor axis can plan but not run: sequence parallelism, since programs
-// cut no tokens; gpus, fp16, recipes and offload, which have not run so. Errors name the field.
+// Refuses what a job with a tensor axis can plan but not run: gpus, fp16, recipes and offload,
+// which have not run so. Errors name the field.
 absl::Status CheckRuns(const JobSpec& spec);
 // The same of a plan, on devices of that kind.
 absl::Status CheckRuns(const ShardingPlan& plan, bool cpu_devices);

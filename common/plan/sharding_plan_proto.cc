@@ -89,8 +89,8 @@ absl::StatusOr<Instruction> InstructionFromProto(const MoveTable& moves,
   at.segment = proto.segment() - 1;
   if (IsCompute(at.op)) {
     SegmentMove move = SegmentMove::kNone;
-    RETURN_IF_ERROR(
-        ReadEnum("instruction.segment_move", proto.segment_move(), SegmentMove::kGather, move, 0));
+    RETURN_IF_ERROR(ReadEnum(
+        "instruction.segment_move", proto.segment_move(), SegmentMove::kScatterRows, move, 0));
     at.move = MoveOfStep(moves, move);
   }
   Copy(proto.waits(), at.waits);

@@ -27,6 +27,7 @@ constexpr int kDevices = 8;
 struct RankMesh {
   int64_t groups = 1;
   int64_t tensor = 1;
+  bool sequence = false;  // ranks of a group have their own tokens alone between products
 };
 
 struct TrainedState {
@@ -58,7 +59,11 @@ class TensorRanksTest : public ::testing::Test {
             .steps = 12,
             .tensor_parts = 4,
             .save_every_steps = 4,
-            .parallelism = absl::StrCat("strategy: ", strategy, ", tensor: ", mesh.tensor),
+            .parallelism = absl::StrCat("strategy: ",
+                                        strategy,
+                                        ", tensor: ",
+                                        mesh.tensor,
+                                        mesh.sequence ? ", sequenceParallel: true" : ""),
             .hidden = 32,
             .intermediate = 64,
             .layers = 2,
@@ -113,6 +118,9 @@ TEST_F(TensorRanksTest, EveryMeshGivesTheBitsOfOneTrainer) {
       for (size_t i = 0; i < (all ? 4u : 1u); ++i) {
         const std::string name = absl::StrCat("mesh-", groups, "x", tensor, "-", i);
         ExpectAlone(Job(name, {groups, tensor}, strategies[(turn + i) % 4]));
+        if (tensor > 1 && (all || groups == 2 || tensor == 4)) {
+          ExpectAlone(Job(name + "-own", {groups, tensor, true}, strategies[(turn + i + 1) % 4]));
+        }
       }
       ++turn;
     }
@@ -120,9 +128,11 @@ TEST_F(TensorRanksTest, EveryMeshGivesTheBitsOfOneTrainer) {
 }
 
 TEST_F(TensorRanksTest, GlooGivesTheBitsOfSharedMemory) {
-  TinyJob job = Job("by-gloo", {2, 2}, "optim_grads_params");
-  job.transport = "gloo";
-  ExpectAlone(job);
+  for (const bool sequence : {false, true}) {
+    TinyJob job = Job(sequence ? "by-gloo-own" : "by-gloo", {2, 2, sequence}, "optim_grads_params");
+    job.transport = "gloo";
+    ExpectAlone(job);
+  }
 }
 
 TEST_F(TensorRanksTest, OtherGroupsGoOnFromACheckpoint) {
@@ -130,7 +140,7 @@ TEST_F(TensorRanksTest, OtherGroupsGoOnFromACheckpoint) {
   TinyJob four = Job("four-by-one", {4, 1}, "optim");
   four.resume_from = cluster_->Checkpoints("two-by-two")->at(4);
   ExpectAlone(four, 4);
-  TinyJob one = Job("one-by-four", {1, 4}, "optim_grads");
+  TinyJob one = Job("one-by-four", {1, 4, true}, "optim_grads");
   one.resume_from = cluster_->Checkpoints("four-by-one")->at(8);
   ExpectAlone(one, 8);
 }
@@ -172,7 +182,7 @@ TEST_F(TensorRanksTest, WhatHasNotRunIsRefusedByField) {
     int64_t devices = 2;
     int64_t parts = 4;
   } refused[] = {
-      {"tensor: 2, sequenceParallel: true", "", "spec.parallelism.sequenceParallel"},
+      {"sequenceParallel: true", "", "spec.parallelism.sequenceParallel", 1},
       {"tensor: 2", "  precision: {compute: fp16}\n", "precision.compute"},
       {"tensor: 3", "", "spec.parallelism.tensor"},
       {"tensor: 8", "", "spec.parallelism.tensor", 8, 8},  // of four heads

@@ -59,7 +59,7 @@ std::string StrategyCase::name() const {
                       RecomputeName(recompute),
                       small_windows ? "_small" : "_large",
                       in_place ? "_inplace" : "",
-                      tensor > 1 ? absl::StrCat("_t", tensor) : "");
+                      tensor > 1 ? absl::StrCat("_t", tensor, sequence ? "_own" : "") : "");
 }
 
 plan::JobSpec JobOf(const StrategyCase& tested,
@@ -75,6 +75,7 @@ plan::JobSpec JobOf(const StrategyCase& tested,
   spec.replicas = strategy.replicas;
   spec.recompute = tested.recompute;
   spec.tensor = tested.tensor;
+  spec.sequence_parallel = tested.sequence;
   spec.allow_padding = true;
   if (tested.small_windows) {
     spec.gather_window_bytes = 1;

@@ -22,7 +22,6 @@
 #include "common/check.h"
 #include "kernels/norm.h"
 #include "kernels/rope.h"
-#include "kernels/tree_reduce.h"
 
 namespace ravel::model {
 
@@ -161,8 +160,7 @@ void AttentionBlock::Attend(Stream& stream, const UnitMemory& memory) const {
 }
 
 TensorView AttentionBlock::InnerForward(Stream& stream, const UnitMemory& memory) const {
-  input_.Forward(stream,
-                 {.memory = memory, .x = normed_.ResultIn(memory), .y = qkv_values_.In(memory)});
+  input_.Forward(stream, {.memory = memory, .x = Normed(memory), .y = qkv_values_.In(memory)});
   PrepareHeads(stream, memory);
   Attend(stream, memory);
   return attended_.In(memory);
@@ -170,8 +168,7 @@ TensorView AttentionBlock::InnerForward(Stream& stream, const UnitMemory& memory
 
 void AttentionBlock::Remake(Stream& stream, const UnitMemory& memory) const {
   if (qkv_values_.remade()) {
-    input_.Forward(stream,
-                   {.memory = memory, .x = normed_.ResultIn(memory), .y = qkv_values_.In(memory)});
+    input_.Forward(stream, {.memory = memory, .x = Normed(memory), .y = qkv_values_.In(memory)});
   }
   if (qkv_values_.remade() || (head_norm_ && qk_values_.remade())) {
     PrepareHeads(stream, memory);
@@ -181,10 +178,7 @@ void AttentionBlock::Remake(Stream& stream, const UnitMemory& memory) const {
     Attend(stream, memory);
     const TensorView x1 = x1_.In(memory);
     if (!over_ranks()) {
-      const TensorView x0 = x_.In(memory);
-      CHECK(x0.contiguous() && x1.contiguous());
-      kernels::CopyBytes(
-          stream, {.to = x1.data, .from = x0.data, .bytes = x0.elements() * DTypeBytes(x0.dtype)});
+      CopyView(stream, x_.In(memory), x1);
     }
     AddOutput(stream, memory, attended_.In(memory), x1);
   }
@@ -312,10 +306,9 @@ void AttentionBlock::Prepare(Stream& stream, const UnitMemory& memory) const {
 TensorView AttentionBlock::InnerBackward(Stream& stream,
                                          const UnitMemory& memory,
                                          const WeightGradients& gradients) const {
-  const TensorView& dhidden = memory.shared[dhidden_];
-  output_.InputGradient(stream, {.memory = memory, .dy = dhidden, .dx = DAttended(memory)});
-  output_.WeightGradient(
-      stream, {.memory = memory, .gradients = gradients, .x = attended_.In(memory), .dy = dhidden});
+  output_.InputGradient(stream,
+                        {.memory = memory, .dy = OutputGradient(memory), .dx = DAttended(memory)});
+  OutputWeightGradient(stream, memory, gradients, attended_.In(memory));
   const TensorView d_qkv = DQkv(memory);
   AttendBackward(stream, memory);
   UndoHeads(stream, memory, gradients, d_qkv);

@@ -1,9 +1,26 @@
 #pragma once
 
+#include <cstdint>
+#include <optional>
+
 #include "kernels/embedding.h"
 #include "worker/model/unit_parts.h"
 
 namespace ravel::model {
+
+// The gradient of the residual stream, of all tokens: `dhidden`, or what is gathered of it.
+class GatheredGradient {
+ public:
+  GatheredGradient(const plan::ModelInventory& inventory, plan::UnitId unit);
+  // UnitMemory::rows = this rank's.
+  void Give(kernels::Stream& stream, const UnitMemory& memory) const;
+  TensorView In(const UnitMemory& memory) const;
+
+ private:
+  bool sequence_;
+  size_t dhidden_;  // shared
+  size_t dy_all_ = 0;
+};
 
 // hidden = table[ids]; backward adds dhidden's rows into the table's gradient. Where ranks have
 // rows of the table each, the addend has those of this one, and hidden is the sum.
@@ -21,9 +38,10 @@ class EmbeddingModule final : public UnitModule {
                        const WeightGradients& gradients) const override;
 
  private:
-  bool cut_;                       // over ranks
-  kernels::TableRows rows_;        // that this rank has
-  size_t ids_, hidden_, dhidden_;  // shared
+  bool cut_;                 // over ranks
+  kernels::TableRows rows_;  // that this rank has
+  size_t ids_, hidden_;      // shared
+  GatheredGradient gradient_;
 };
 
 // Learned positions: hidden[t] += table[t mod sequence]; backward leaves dhidden as it is.
@@ -44,7 +62,9 @@ class PositionsModule final : public UnitModule {
 
  private:
   int64_t sequence_tokens_;
-  size_t hidden_, dhidden_;  // shared
+  std::optional<int64_t> first_token_;  // of `hidden`, where ranks have their own alone
+  size_t hidden_;                       // shared
+  GatheredGradient gradient_;
 };
 
 }  // namespace ravel::model

@@ -32,10 +32,14 @@ HeadModule::HeadModule(const plan::ModelInventory& inventory, plan::UnitId unit)
             plan::ArchitectureOf(inventory.config.architecture).final_norm),
       normed_(UnitTensors(inventory, unit), ""),
       parts_(UnitTensors(inventory, unit)),
-      projection_(ProjectionOf(UnitTensors(inventory, unit))) {
+      projection_(ProjectionOf(UnitTensors(inventory, unit))),
+      sequence_(inventory.cut.sequence) {
   const plan::UnitSpec& spec = inventory.units[unit];
   logits_ = ActivationIndex(spec.workspace, "logits");
   d_normed_ = ActivationIndex(spec.workspace, "dn");
+  if (sequence_) {
+    n_all_ = ActivationIndex(spec.workspace, "n_all");
+  }
   targets_ = ActivationIndex(inventory.shared, "targets");
   loss_ = ActivationIndex(inventory.shared, "loss");
   hidden_ = ActivationIndex(inventory.shared, "hidden");
@@ -109,7 +113,7 @@ void HeadModule::BackwardSegment(kernels::Stream& stream,
 VocabularyParts::Args HeadModule::PartArgs(const UnitMemory& memory,
                                            const WeightGradients* gradients) const {
   return {.memory = memory,
-          .x = normed_.ResultIn(memory),
+          .x = Normed(memory),
           .w = memory.weights[projection_],
           .targets = memory.shared[targets_],
           .loss = memory.shared[loss_],
@@ -137,6 +141,10 @@ void HeadModule::RunCut(kernels::Stream& stream,
                         const UnitMemory& memory,
                         plan::SegmentKind kind,
                         const WeightGradients* gradients) const {
+  if (kind == plan::SegmentKind::kLossNormed) {
+    CopyView(stream, normed_.ResultIn(memory), memory.rows);
+    return;
+  }
   if (kind == plan::SegmentKind::kLossInput) {
     kernels::SumParts(stream, {.pieces = memory.pieces, .out = memory.rows});
     return;

@@ -32,6 +32,10 @@ class HeadModule final : public UnitModule {
               const UnitMemory& memory,
               plan::SegmentKind kind,
               const WeightGradients* gradients) const;
+  // The norm's result of all tokens.
+  TensorView Normed(const UnitMemory& memory) const {
+    return sequence_ ? memory.workspace[n_all_] : normed_.ResultIn(memory);
+  }
   VocabularyParts::Args PartArgs(const UnitMemory& memory, const WeightGradients* gradients) const;
 
   Norm norm_;
@@ -39,6 +43,8 @@ class HeadModule final : public UnitModule {
   VocabularyParts parts_;
   size_t projection_;                         // weight
   size_t logits_, d_normed_;                  // workspace
+  bool sequence_;                             // ranks have their own tokens alone
+  size_t n_all_ = 0;                          // workspace
   size_t targets_, loss_, hidden_, dhidden_;  // shared
 };
 

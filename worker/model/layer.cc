@@ -19,6 +19,10 @@ void LayerModule::ForwardSegment(kernels::Stream& stream,
   switch (kind) {
     case SegmentKind::kAttentionNorm:
       return attention_.ForwardNorm(stream, memory);
+    case SegmentKind::kAttentionNormed:
+      return attention_.GiveNormed(stream, memory);
+    case SegmentKind::kMlpNormed:
+      return mlp_.GiveNormed(stream, memory);
     case SegmentKind::kAttention:
       return attention_.Forward(stream, memory);
     case SegmentKind::kAttentionResidual:
@@ -40,6 +44,10 @@ void LayerModule::RemakeSegment(kernels::Stream& stream,
   switch (kind) {
     case SegmentKind::kAttentionNorm:
       return attention_.RemakeNorm(stream, memory);
+    case SegmentKind::kAttentionNormed:
+      return attention_.GiveNormed(stream, memory);
+    case SegmentKind::kMlpNormed:
+      return mlp_.GiveNormed(stream, memory);
     case SegmentKind::kAttention:
       return attention_.Remake(stream, memory);
     case SegmentKind::kAttentionResidual:
@@ -58,12 +66,20 @@ void LayerModule::BackwardSegment(kernels::Stream& stream,
                                   SegmentKind kind,
                                   const WeightGradients& gradients) const {
   switch (kind) {
+    case SegmentKind::kMlpNormed:
+      return mlp_.GiveNormed(stream, memory);
+    case SegmentKind::kMlpGradient:
+      return mlp_.GiveGradient(stream, memory);
     case SegmentKind::kMlp:
       return mlp_.Backward(stream, memory, gradients);
     case SegmentKind::kMlpInput:
       return mlp_.BackwardSum(stream, memory);
     case SegmentKind::kMlpNorm:
       return mlp_.BackwardNorm(stream, memory, gradients);
+    case SegmentKind::kAttentionNormed:
+      return attention_.GiveNormed(stream, memory);
+    case SegmentKind::kAttentionGradient:
+      return attention_.GiveGradient(stream, memory);
     case SegmentKind::kAttention:
       return attention_.Backward(stream, memory, gradients);
     case SegmentKind::kAttentionInput:

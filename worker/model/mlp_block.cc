@@ -69,28 +69,26 @@ void MlpBlock::Deactivate(Stream& stream,
 TensorView MlpBlock::InnerForward(Stream& stream, const UnitMemory& memory) const {
   const TensorView input = input_values_.In(memory);
   const TensorView inner = Carve(memory.workspace[d_a_], input.size[0], inner_);
-  input_.Forward(stream, {.memory = memory, .x = normed_.ResultIn(memory), .y = input});
+  input_.Forward(stream, {.memory = memory, .x = Normed(memory), .y = input});
   Activate(stream, input, inner);
   return inner;
 }
 
 void MlpBlock::Remake(Stream& stream, const UnitMemory& memory) const {
-  input_.Forward(stream,
-                 {.memory = memory, .x = normed_.ResultIn(memory), .y = input_values_.In(memory)});
+  input_.Forward(stream, {.memory = memory, .x = Normed(memory), .y = input_values_.In(memory)});
 }
 
 // Down to the gradient of `input`, in its place, with the gradients of the output projection.
 TensorView MlpBlock::InnerBackward(Stream& stream,
                                    const UnitMemory& memory,
                                    const WeightGradients& gradients) const {
-  const TensorView& dhidden = memory.shared[dhidden_];
+  const TensorView dy = OutputGradient(memory);
   const TensorView input = input_values_.In(memory);
-  const TensorView inner = Carve(memory.workspace[d_a_], dhidden.size[0], inner_);
-  const TensorView d_inner = Carve(memory.workspace[d_b_], dhidden.size[0], inner_);
-  output_.InputGradient(stream, {.memory = memory, .dy = dhidden, .dx = d_inner});
+  const TensorView inner = Carve(memory.workspace[d_a_], dy.size[0], inner_);
+  const TensorView d_inner = Carve(memory.workspace[d_b_], dy.size[0], inner_);
+  output_.InputGradient(stream, {.memory = memory, .dy = dy, .dx = d_inner});
   Deactivate(stream, input, d_inner, inner);
-  output_.WeightGradient(stream,
-                         {.memory = memory, .gradients = gradients, .x = inner, .dy = dhidden});
+  OutputWeightGradient(stream, memory, gradients, inner);
   return input;
 }
 

@@ -34,9 +34,9 @@ struct UnitMemory {
   std::vector<TensorView> leaves;     // UnitSpec::leaves, in a backward
   // Where ranks of a tensor axis compute a unit together (SegmentMove), else absent:
   TensorView addend;               // [tokens, hidden] fp32: what this rank adds to a sum
-  std::vector<TensorView> pieces;  // kSumRows: [own tokens, hidden] of each rank's addend, in order
-  TensorView rows;        // kSumRows: [own tokens, hidden], of the target's type; kGather: this
-                          // rank's rows of the target
+  std::vector<TensorView> pieces;  // of a sum: [own tokens, hidden] of each rank's addend, in order
+  TensorView rows;        // of a sum: [own tokens, hidden], of the target's type; kGather: this
+                          // rank's rows of the target; kScatterRows: the target itself
   int64_t first_row = 0;  // of `rows` in the target
   int chunk = 0;          // SegmentSpec::chunk
 };

@@ -482,15 +482,16 @@ void Projection::WeightGradient(kernels::Stream& stream, const WeightGradientArg
 }
 
 void Projection::BiasGradients(kernels::Stream& stream, const WeightGradientArgs& args) const {
+  const TensorView& dy = args.bias_dy.present() ? args.bias_dy : args.dy;
   int64_t column = 0;
   for (const Part& part : parts_) {
     const TensorView db = BiasOf(args.gradients.views, part);
     const int64_t blocks = part.bias_leaves.count();
-    const int64_t rows = args.dy.size[0] / blocks;
+    const int64_t rows = dy.size[0] / blocks;
     for (int64_t block = 0; db.present() && block < blocks; ++block) {
       kernels::BiasGradient(
           stream,
-          {.dy = RowsOf(ColumnsOf(args.dy, column, part.columns), block * rows, rows),
+          {.dy = RowsOf(ColumnsOf(dy, column, part.columns), block * rows, rows),
            .db = blocks > 1 ? part.bias_leaves.Leaf(args.memory, args.gradients, block) : db,
            .output = args.gradients.output});
     }

@@ -63,12 +63,14 @@ class Projection {
   };
   void InputGradient(kernels::Stream& stream, const InputGradientArgs& args) const;
 
-  // dw (=|+=) x^T * dy and db (=|+=) the sum of dy's rows, of the parts that are not frozen.
+  // dw (=|+=) x^T * dy and db (=|+=) the sum of the rows of bias_dy, or, where that is absent, of
+  // dy; of the parts that are not frozen.
   struct WeightGradientArgs {
     const UnitMemory& memory;
     const WeightGradients& gradients;
     TensorView x;
     TensorView dy;
+    TensorView bias_dy = {};
   };
   void WeightGradient(kernels::Stream& stream, const WeightGradientArgs& args) const;
 

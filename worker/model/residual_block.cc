@@ -17,7 +17,42 @@ ResidualBlock::ResidualBlock(const UnitTensors& tensors, const Parts& parts)
       d_b_(ActivationIndex(tensors.spec().workspace, "d_b")),
       d_c_(ActivationIndex(tensors.spec().workspace, "d_c")),
       hidden_(ActivationIndex(tensors.inventory().shared, "hidden")),
-      dhidden_(ActivationIndex(tensors.inventory().shared, "dhidden")) {}
+      dhidden_(ActivationIndex(tensors.inventory().shared, "dhidden")) {
+  if (cut_.sequence) {
+    n_all_ = ActivationIndex(tensors.spec().workspace, "n_all");
+    dy_all_ = ActivationIndex(tensors.spec().workspace, "dy_all");
+  }
+}
+
+TensorView ResidualBlock::Normed(const UnitMemory& memory) const {
+  return cut_.sequence ? memory.workspace[n_all_] : normed_.ResultIn(memory);
+}
+
+TensorView ResidualBlock::OutputGradient(const UnitMemory& memory) const {
+  return cut_.sequence ? memory.workspace[dy_all_] : memory.shared[dhidden_];
+}
+
+void ResidualBlock::GiveNormed(Stream& stream, const UnitMemory& memory) const {
+  CopyView(stream, normed_.ResultIn(memory), memory.rows);
+}
+
+void ResidualBlock::GiveGradient(Stream& stream, const UnitMemory& memory) const {
+  CopyView(stream, memory.shared[dhidden_], memory.rows);
+}
+
+void ResidualBlock::OutputWeightGradient(Stream& stream,
+                                         const UnitMemory& memory,
+                                         const WeightGradients& gradients,
+                                         const TensorView& x) const {
+  const TensorView dy = OutputGradient(memory);
+  const int64_t own = memory.shared[dhidden_].size[0];
+  output_.WeightGradient(stream,
+                         {.memory = memory,
+                          .gradients = gradients,
+                          .x = x,
+                          .dy = dy,
+                          .bias_dy = cut_.sequence ? RowsOf(dy, cut_.coordinate * own, own) : dy});
+}
 
 void ResidualBlock::ForwardNorm(Stream& stream, const UnitMemory& memory) const {
   norm_.Forward(stream,
@@ -84,8 +119,8 @@ void ResidualBlock::Backward(Stream& stream,
       kernels::SumParts(stream, {.pieces = halves, .out = dx});
     }
   }
-  input_.WeightGradient(
-      stream, {.memory = memory, .gradients = gradients, .x = normed_.ResultIn(memory), .dy = dy});
+  input_.WeightGradient(stream,
+                        {.memory = memory, .gradients = gradients, .x = Normed(memory), .dy = dy});
 }
 
 void ResidualBlock::BackwardSum(Stream& stream, const UnitMemory& memory) const {

@@ -30,6 +30,10 @@ class ResidualBlock {
   void Backward(kernels::Stream& stream,
                 const UnitMemory& memory,
                 const WeightGradients& gradients) const;
+  // Of this rank's tokens, where it has no others: UnitMemory::rows = the norm's result, or
+  // `dhidden`, for all ranks to gather.
+  void GiveNormed(kernels::Stream& stream, const UnitMemory& memory) const;
+  void GiveGradient(kernels::Stream& stream, const UnitMemory& memory) const;
   // UnitMemory::rows = the tree of pieces.
   void BackwardSum(kernels::Stream& stream, const UnitMemory& memory) const;
   // `dhidden` in place.
@@ -65,6 +69,14 @@ class ResidualBlock {
   void Sum(kernels::Stream& stream, const UnitMemory& memory, const TensorView& x) const;
 
   bool over_ranks() const { return cut_.degree > 1; }
+  // The norm's result and `dhidden` of all tokens.
+  TensorView Normed(const UnitMemory& memory) const;
+  TensorView OutputGradient(const UnitMemory& memory) const;
+  // Gradients of the output product's weight and bias; its bias is added to this rank's tokens.
+  void OutputWeightGradient(kernels::Stream& stream,
+                            const UnitMemory& memory,
+                            const WeightGradients& gradients,
+                            const TensorView& x) const;
 
   plan::TensorCut cut_;
   Norm norm_;
@@ -72,7 +84,9 @@ class ResidualBlock {
   Projection input_;
   Projection output_;
   Activation x_;
-  size_t d_a_, d_b_, d_c_;   // workspace
+  size_t d_a_, d_b_, d_c_;  // workspace
+  // Workspaces of what is gathered, where ranks have their own tokens alone.
+  size_t n_all_ = 0, dy_all_ = 0;
   size_t hidden_, dhidden_;  // shared
 };
 

@@ -4,6 +4,7 @@
 
 #include "common/check.h"
 #include "common/shape.h"
+#include "kernels/tree_reduce.h"
 
 namespace ravel::model {
 namespace {
@@ -102,6 +103,14 @@ TensorView Activation::In(const UnitMemory& memory) const {
   vector.size = {elements_};
   vector.row_stride = 1;
   return vector;
+}
+
+void CopyView(kernels::Stream& stream, const TensorView& from, const TensorView& to) {
+  CHECK(from.contiguous() && to.contiguous() && from.dtype == to.dtype);
+  CHECK_EQ(from.elements(), to.elements());
+  kernels::CopyBytes(
+      stream,
+      {.to = to.data, .from = from.data, .bytes = from.elements() * DTypeBytes(from.dtype)});
 }
 
 TensorView Carve(const TensorView& workspace, int64_t rows, int64_t columns) {

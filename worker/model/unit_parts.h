@@ -57,6 +57,8 @@ class Activation {
   int64_t columns_ = 0;  // 0: a vector
 };
 
+// `to` = `from`, of one shape and type, both contiguous.
+void CopyView(kernels::Stream& stream, const TensorView& from, const TensorView& to);
 // The first rows x columns elements of a workspace as a matrix.
 TensorView Carve(const TensorView& workspace, int64_t rows, int64_t columns);
 

@@ -103,23 +103,25 @@ class Binder {
     BindMove(At(segments, step->first.value()), bound);
   }
 
-  // This rank's rows of what a move makes whole are those of its place on the axis.
+  // This rank's rows of what a move makes whole are those of its place on the axis; of a sum whose
+  // rows stay where they are, the target.
   void BindMove(const plan::SegmentSpec& segment, BoundInstruction& bound) const {
     model::UnitMemory& memory = bound.memory;
-    const TensorView& hidden =
-        memory.shared[model::ActivationIndex(plan_.inventory.shared, "hidden")];
+    const Shape stream = plan::StreamShape(plan_.inventory);
     const auto buffer = [&](plan::BufferKind kind) {
       return buffers_.bytes(plan::FindBuffer(plan_.buffers, {.kind = kind}));
     };
-    memory.addend = hidden;
-    memory.addend.dtype = DType::kF32;
-    memory.addend.data = buffer(plan::BufferKind::kAddend);
+    auto* addend = reinterpret_cast<float*>(buffer(plan::BufferKind::kAddend));
+    memory.addend = MatrixView(addend, stream[0], stream[1]);
     if (segment.move == plan::SegmentMove::kNone) {
       return;
     }
     bound.target = TargetOf(segment.target, bound);
     CHECK(bound.target.contiguous());
     memory.rows = bound.target;
+    if (!plan::GathersRows(segment.move)) {
+      return;
+    }
     memory.rows.size[0] = DivExact(bound.target.size[0], plan::TensorRanks(plan_.inventory));
     memory.rows.data = buffer(plan::BufferKind::kRows);
     memory.first_row = coordinate_ * memory.rows.size[0];

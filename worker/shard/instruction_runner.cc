@@ -216,7 +216,7 @@ absl::Status InstructionRunner::MoveActivation(const BoundInstruction& bound,
   comm::Communicator& ranks = RanksOf(instruction);
   comm::CollectiveTag tag = TagOf(instruction, turn);
   model::UnitMemory memory = bound.memory;
-  const bool sums = bound.move == plan::SegmentMove::kSumRows;
+  const bool sums = plan::ExchangesAddends(bound.move);
   if (sums) {
     ASSIGN_OR_RETURN(const comm::PieceViews views,
                      ranks.ExchangePieces({.tag = tag,
@@ -234,6 +234,9 @@ absl::Status InstructionRunner::MoveActivation(const BoundInstruction& bound,
   IssueCompute(bound, turn.slot.phase, memory);
   if (sums) {
     RETURN_IF_ERROR(ranks.ReleasePieces(tag));
+  }
+  if (!plan::GathersRows(bound.move)) {
+    return absl::OkStatus();
   }
   tag.op = plan::OpLabel::kTensorGather;
   return ranks.AllGather({.tag = tag,

@@ -156,7 +156,7 @@ void UnitExecutor::IssueComputes() const {
       if (plan::IsCompute(bound.instruction.op)) {
         CHECK_MSG(bound.instruction.stream == plan::StreamId::kCompute,
                   "units compute on one stream");
-        if (bound.move != plan::SegmentMove::kSumRows) {  // whose addends nobody has exchanged
+        if (!plan::ExchangesAddends(bound.move)) {  // whose addends nobody has exchanged
           runner_.IssueCompute(bound, program.phase);
         }
       }

@@ -163,6 +163,7 @@ absl::Status CheckMoves(const ShardingPlan& plan) {
   const bool equal = needed.moves == plan.moves.moves && needed.of_groups == plan.moves.of_groups &&
                      needed.statistics == plan.moves.statistics &&
                      needed.activation_sum == plan.moves.activation_sum &&
+                     needed.activation_scatter == plan.moves.activation_scatter &&
                      needed.activation_gather == plan.moves.activation_gather;
   return equal ? absl::OkStatus()
                : absl::FailedPreconditionError("K13: the moves are not those of the placements");

@@ -9,6 +9,7 @@
 
 #include <absl/strings/str_cat.h>
 
+#include "common/check.h"
 #include "common/model/recipes.h"
 #include "common/plan/layout/quant_layout.h"
 #include "common/plan/layout/state_scales.h"
@@ -348,8 +349,7 @@ DType StagedType(const LaneMap& lanes, const ProgramOptions& options, const Grad
 }
 
 int64_t AddendElements(const ModelInventory& inventory) {
-  const ActivationSpec* hidden = FindActivation(inventory.shared, "hidden");
-  return TensorRanks(inventory) == 1 || hidden == nullptr ? 0 : ElementCount(hidden->shape);
+  return TensorRanks(inventory) == 1 ? 0 : ElementCount(StreamShape(inventory));
 }
 
 int64_t RowsBytes(const ModelInventory& inventory) {
@@ -359,7 +359,9 @@ int64_t RowsBytes(const ModelInventory& inventory) {
   const auto bytes = [](const ActivationSpec* spec) {
     return spec == nullptr ? 0 : ElementCount(spec->shape) * DTypeBytes(spec->dtype);
   };
-  int64_t most = bytes(FindActivation(inventory.shared, "hidden"));
+  const ActivationSpec* hidden = FindActivation(inventory.shared, "hidden");
+  CHECK_MSG(hidden != nullptr, "units hand `hidden` to each other");
+  int64_t most = AddendElements(inventory) * DTypeBytes(hidden->dtype);
   for (const UnitSpec& unit : inventory.units) {
     most = std::max(most, bytes(FindActivation(unit.workspace, "vocabulary")));
   }

@@ -45,9 +45,7 @@ class TableMaker {
     if (request_.mesh.AxisSize(kTensorAxis) == 1 || request_.inventory.units.empty()) {
       return absl::OkStatus();
     }
-    const ActivationSpec* spec = FindActivation(request_.inventory.shared, "hidden");
-    CHECK_MSG(spec != nullptr, "units hand `hidden` to each other");
-    const PlacedTensor hidden = {.name = spec->name, .shape = spec->shape};
+    const PlacedTensor hidden = {.name = "hidden", .shape = StreamShape(request_.inventory)};
     const int64_t ranks = request_.mesh.AxisSize(kTensorAxis);
     if (hidden.shape[0] % ranks != 0) {
       return absl::InvalidArgumentError(absl::StrCat("axis ",
@@ -58,12 +56,13 @@ class TableMaker {
                                                      hidden.shape[0],
                                                      " tokens of a micro-batch"));
     }
-    const auto add = [&](const Placement& from, DType type) -> absl::StatusOr<MoveId> {
+    const auto add =
+        [&](const Placement& from, const Placement& to, DType type) -> absl::StatusOr<MoveId> {
       ASSIGN_OR_RETURN(Move move,
                        PlanMove(hidden,
                                 request_.mesh,
                                 {{kTensorAxis, from}},
-                                {kTensorAxis, Placement::Replicate()},
+                                {kTensorAxis, to},
                                 BufferUse::kActivation));
       return Find({.of = MoveOf::kActivation,
                    .axes = {kTensorAxis},
@@ -71,9 +70,13 @@ class TableMaker {
                    .type = type,
                    .stream = StreamId::kCompute});
     };
-    ASSIGN_OR_RETURN(table_.activation_sum, add(Placement::Partial(), DType::kF32));
+    const bool sequence = request_.inventory.cut.sequence;
+    const Placement rows = Placement::Shard(0);
+    ASSIGN_OR_RETURN(
+        (sequence ? table_.activation_scatter : table_.activation_sum),
+        add(Placement::Partial(), sequence ? rows : Placement::Replicate(), DType::kF32));
     ASSIGN_OR_RETURN(table_.activation_gather,
-                     add(Placement::Shard(0), request_.options.weight_type));
+                     add(rows, Placement::Replicate(), request_.options.weight_type));
     return absl::OkStatus();
   }
 
@@ -262,6 +265,8 @@ MoveId MoveOfStep(const MoveTable& table, SegmentMove move) {
   switch (move) {
     case SegmentMove::kSumRows:
       return table.activation_sum;
+    case SegmentMove::kScatterRows:
+      return table.activation_scatter;
     case SegmentMove::kGather:
       return table.activation_gather;
     case SegmentMove::kNone:
@@ -274,7 +279,9 @@ SegmentMove MoveOfInstruction(const MoveTable& table, const Instruction& compute
   if (compute.move < 0) {
     return SegmentMove::kNone;
   }
-  return compute.move == table.activation_sum ? SegmentMove::kSumRows : SegmentMove::kGather;
+  return compute.move == table.activation_sum       ? SegmentMove::kSumRows
+         : compute.move == table.activation_scatter ? SegmentMove::kScatterRows
+                                                    : SegmentMove::kGather;
 }
 
 bool HasMove(const MoveTable& table, const Instruction& instruction) {
@@ -312,6 +319,7 @@ OpLabel WorkLabelOf(const MoveTable& table, const Instruction& instruction) {
   }
   switch (MoveOfInstruction(table, instruction)) {
     case SegmentMove::kSumRows:
+    case SegmentMove::kScatterRows:
       return OpLabel::kTensorReduce;
     case SegmentMove::kGather:
       return OpLabel::kTensorGather;

@@ -67,8 +67,10 @@ struct MoveTable {
   MoveId statistics = {};
   MoveId amax = {};  // where weights are quantized
   // Moves of activations where the mesh has a tensor axis: Partial -> Replicate of the addends of
-  // one buffer, the sum being each token's owner's; and Shard(0) -> Replicate.
+  // one buffer, the sum being each token's owner's; under sequence parallelism in its place
+  // Partial -> Shard(0); and Shard(0) -> Replicate.
   MoveId activation_sum = {};
+  MoveId activation_scatter = {};
   MoveId activation_gather = {};
 };
 

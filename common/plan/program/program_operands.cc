@@ -114,14 +114,14 @@ std::vector<Operand> OperandList::OfUse(const UnitUse& use, size_t position) {
 
 // Rows of the addends may be written step by step.
 void OperandList::AddActivationMove(const SegmentStep& step, When when) {
-  const bool sums = step.move == SegmentMove::kSumRows;
+  const bool sums = ExchangesAddends(step.move);
   if (sums || step.addend) {
     Add(OfAll(BufferKind::kAddend), sums ? Access::kRead : Access::kAdd, Role::kSend, when);
   }
   if (sums) {
     Add(OfAll(BufferKind::kAddendReceive), Access::kWrite, Role::kReceive, when);
   }
-  if (step.move != SegmentMove::kNone) {
+  if (GathersRows(step.move)) {
     Add(OfAll(BufferKind::kRows), Access::kWrite, Role::kSum, when);
   }
 }

@@ -5,8 +5,11 @@
 #include <map>
 #include <utility>
 
+#include "common/check.h"
+#include "common/model/segments.h"
 #include "common/plan/layout/placement_move.h"
 #include "common/plan/program/program_buffers.h"
+#include "common/plan/program/program_uses.h"
 
 namespace ravel::plan {
 
@@ -35,22 +38,37 @@ bool RoundsGradients(const ShardingPlan& plan) {
 
 namespace {
 
-// An exchange of the addends' own rows, and the rows of others; or these alone.
+// Bytes of what a gather of activations makes whole: of the residual stream, or statistics of the
+// vocabulary.
+int64_t GatheredBytes(const ShardingPlan& plan, const Instruction& at) {
+  const ModelInventory& inventory = plan.inventory;
+  const UnitSpec& unit = inventory.units[at.unit];
+  if (unit.kind == UnitKind::kHead) {
+    const SegmentUse target = SegmentsOfStep(inventory, at).front().target;
+    const ActivationSpec* spec = FindActivation(unit.workspace, target.name);
+    CHECK_MSG(spec != nullptr, "a head gathers into its workspace");
+    return ElementCount(spec->shape) * DTypeBytes(spec->dtype);
+  }
+  return AddendElements(inventory) * DTypeBytes(plan.options.weight_type);
+}
+
+// An exchange of the addends' own rows, and the rows of others; or one of the two.
 WireBytes ActivationWire(const ShardingPlan& plan, const Instruction& at) {
   const ModelInventory& inventory = plan.inventory;
   const int64_t ranks = TensorRanks(inventory);
   const auto of_others = [&](int64_t bytes) { return bytes / ranks * (ranks - 1); };
-  if (at.move == plan.moves.activation_sum) {
-    const int64_t elements = AddendElements(inventory);
-    return {.tensor_gathers = of_others(elements * DTypeBytes(plan.options.weight_type)),
-            .tensor_reduces = of_others(elements * DTypeBytes(DType::kF32))};
+  const SegmentMove move = MoveOfInstruction(plan.moves, at);
+  const int64_t elements = AddendElements(inventory);
+  WireBytes wire;
+  if (ExchangesAddends(move)) {
+    wire.tensor_reduces = of_others(elements * DTypeBytes(DType::kF32));
   }
-  const ActivationSpec* statistics =
-      FindActivation(inventory.units[at.unit].workspace, "vocabulary");
-  return statistics == nullptr
-             ? WireBytes()
-             : WireBytes{.tensor_gathers = of_others(ElementCount(statistics->shape) *
-                                                     DTypeBytes(statistics->dtype))};
+  if (move == SegmentMove::kSumRows) {
+    wire.tensor_gathers = of_others(elements * DTypeBytes(plan.options.weight_type));
+  } else if (move == SegmentMove::kGather) {
+    wire.tensor_gathers = of_others(GatheredBytes(plan, at));
+  }
+  return wire;
 }
 
 // visit(program, contributors, times) for the programs of a step.

@@ -49,7 +49,7 @@ struct Rank {
     storage.resize(static_cast<size_t>(plan::ActivationOffsets(inventory.shared).back()));
     shared = UnitOfRank::Views(inventory.shared, storage);
     FillRopeTables(stream, inventory, shared);
-    addend.resize(static_cast<size_t>(Shared("hidden").elements()), kUnset);
+    addend.resize(static_cast<size_t>(ElementCount(plan::StreamShape(inventory))), kUnset);
     rows.resize(std::max(addend.size(), size_t{4096}), kUnset);
   }
 
@@ -62,7 +62,8 @@ struct Rank {
   UnitMemory Memory(plan::UnitId unit, UnitPass pass, int chunk) {
     UnitMemory memory = At(units, unit.value())->Memory(shared, pass);
     if (inventory.cut.degree > 1) {
-      memory.addend = MatrixView(addend.data(), Shared("hidden").size[0], Shared("hidden").size[1]);
+      const Shape shape = plan::StreamShape(inventory);
+      memory.addend = MatrixView(addend.data(), shape[0], shape[1]);
     }
     memory.chunk = chunk;
     return memory;
@@ -98,7 +99,10 @@ class Ranks {
   Ranks(const RankTestModel& model, int64_t degree, Mistake mistake)
       : model_(model), degree_(degree), mistake_(mistake) {
     for (int64_t coordinate = 0; coordinate < degree; ++coordinate) {
-      TensorCut cut = {.parts = model.parts, .degree = degree, .coordinate = coordinate};
+      TensorCut cut = {.parts = model.parts,
+                       .degree = degree,
+                       .coordinate = coordinate,
+                       .sequence = model.sequence && degree > 1};
       TensorCut head_cut = cut;
       cut.parts = mistake == Mistake::kSumByRank ? degree : cut.parts;
       head_cut.parts = mistake == Mistake::kLossByRank ? degree : cut.parts;
@@ -162,18 +166,22 @@ class Ranks {
         if (segment.move != SegmentMove::kNone) {
           UnitMemory& memory = memories.back();
           memory.rows = rank->Target(unit, segment.target, memory);
+        }
+        if (plan::GathersRows(segment.move)) {
+          UnitMemory& memory = memories.back();
           memory.rows.size[0] = DivExact(memory.rows.size[0], degree_);
           memory.rows.data = rank->rows.data();
           memory.first_row = rank->inventory.cut.coordinate * memory.rows.size[0];
         }
       }
       for (size_t i = 0; i < ranks_.size(); ++i) {
-        if (segment.move == SegmentMove::kSumRows) {
-          memories[i].pieces = PiecesFor(memories[i], segment.kind);
+        if (plan::ExchangesAddends(segment.move)) {
+          const bool first = mistake_ == Mistake::kFirstRows;
+          memories[i].pieces = PiecesFor(memories[i], segment.kind, first ? 0 : i);
         }
         RunSegment(*ranks_[i], unit, pass, segment, memories[i]);
       }
-      if (segment.move != SegmentMove::kNone) {
+      if (plan::GathersRows(segment.move)) {
         Gather(unit, segment.target, memories);
       }
       if (mistake_ == Mistake::kPlusZero && segment.kind == SegmentKind::kTable) {
@@ -223,12 +231,13 @@ class Ranks {
     return gradients;
   }
 
-  std::vector<TensorView> PiecesFor(const UnitMemory& memory, SegmentKind kind) {
+  // Addends of the tokens of the rank at `owner`.
+  std::vector<TensorView> PiecesFor(const UnitMemory& memory, SegmentKind kind, size_t owner) {
     std::vector<TensorView> pieces;
     const int64_t columns = memory.rows.size[1];
+    const int64_t first = static_cast<int64_t>(owner) * memory.rows.elements();
     for (const std::unique_ptr<Rank>& rank : ranks_) {
-      pieces.push_back(MatrixView(
-          rank->addend.data() + memory.first_row * columns, memory.rows.size[0], columns));
+      pieces.push_back(MatrixView(rank->addend.data() + first, memory.rows.size[0], columns));
     }
     const bool residual =
         kind == SegmentKind::kAttentionResidual || kind == SegmentKind::kMlpResidual;
@@ -280,7 +289,15 @@ class Ranks {
 
   void Keep(const std::string& name, const char* shared) {
     const TensorView first = ranks_[0]->Shared(shared);
-    results_[name] = FloatsOf(first);
+    std::vector<float>& kept = results_[name];
+    kept = FloatsOf(first);
+    if (ranks_[0]->inventory.cut.sequence && std::string(shared) != "loss") {
+      for (size_t i = 1; i < ranks_.size(); ++i) {
+        const std::vector<float> rows = FloatsOf(ranks_[i]->Shared(shared));
+        kept.insert(kept.end(), rows.begin(), rows.end());
+      }
+      return;
+    }
     for (const std::unique_ptr<Rank>& rank : ranks_) {
       const auto bytes = static_cast<size_t>(first.elements() * DTypeBytes(first.dtype));
       if (std::memcmp(rank->Shared(shared).data, first.data, bytes) != 0) {

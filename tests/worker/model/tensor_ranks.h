@@ -25,6 +25,7 @@ enum class Mistake {
   kRoundBeforeAdding,  // of the sum, then of the residual (bf16)
   kFoldMicroBatches,   // leaves are added before micro-batches are
   kPlusZero,           // rows of the table that a rank lacks are +0
+  kFirstRows,          // of a sum that is not gathered: every rank keeps the first rank's tokens
 };
 
 struct RankTestModel {
@@ -34,6 +35,7 @@ struct RankTestModel {
   int64_t micro_batches = 1;
   DType dtype = DType::kF32;  // of activations and weights
   plan::RecomputePolicy recompute = plan::RecomputePolicy::kNone;
+  bool sequence = false;  // several ranks have their own tokens alone between products
   SegmentWatch::Without without = nullptr;  // uses that segments are taken not to name
 };
 

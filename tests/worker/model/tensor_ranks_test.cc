@@ -85,6 +85,14 @@ TEST_P(EveryTensorDegree, GivesTheBitsOfOneRank) {
   EXPECT_THAT(Differences(one, RunRanks(model, 4)), IsEmpty());
 }
 
+TEST_P(EveryTensorDegree, GivesTheBitsOfOneRankWithItsOwnTokensAlone) {
+  RankTestModel model = GetParam().model;
+  const RankResults one = RunRanks(model, 1);
+  model.sequence = true;
+  EXPECT_THAT(Differences(one, RunRanks(model, 2)), IsEmpty());
+  EXPECT_THAT(Differences(one, RunRanks(model, 4)), IsEmpty());
+}
+
 INSTANTIATE_TEST_SUITE_P(Models,
                          EveryTensorDegree,
                          ::testing::ValuesIn(AllModels()),
@@ -182,7 +190,7 @@ TEST(TensorParts, NormsOfCutTokensGiveTheBitsOfAll) {
   }
 }
 
-TEST(TensorParts, NoUseOfASegmentCanBeLeftOut) {
+void ExpectEveryUseIsNeeded(bool sequence) {
   using Part = SegmentWatch::Part;
   using Use =
       std::tuple<plan::UnitPass, plan::SegmentKind, plan::ActivationList, std::string, Part>;
@@ -191,6 +199,7 @@ TEST(TensorParts, NoUseOfASegmentCanBeLeftOut) {
     RankTestModel model = ModelOf(kind, 8);
     model.config.num_hidden_layers = 1;
     model.micro_batches = 1;
+    model.sequence = sequence;
     const bool block = kind == plan::ArchitectureKind::kQwen3;
     model.recompute = block ? plan::RecomputePolicy::kBlock : plan::RecomputePolicy::kNone;
     std::set<Use> all;
@@ -219,6 +228,13 @@ TEST(TensorParts, NoUseOfASegmentCanBeLeftOut) {
   }
 }
 
+TEST(TensorParts, NoUseOfASegmentCanBeLeftOut) {
+  ExpectEveryUseIsNeeded(false);
+}
+TEST(TensorParts, NoUseOfASegmentOfOwnTokensCanBeLeftOut) {
+  ExpectEveryUseIsNeeded(true);
+}
+
 TEST(TensorParts, EachRuleOfTheOrderIsNeeded) {
   const RankTestModel model = ModelOf(plan::ArchitectureKind::kQwen3, 2);
   const RankResults one = RunRanks(model, 1);
@@ -232,6 +248,13 @@ TEST(TensorParts, EachRuleOfTheOrderIsNeeded) {
   EXPECT_THAT(Differences(RunRanks(narrow, 1), RunRanks(narrow, 2, Mistake::kRoundBeforeAdding)),
               Not(IsEmpty()));
   EXPECT_THAT(Differences(one, RunRanks(model, 4, Mistake::kPlusZero)), Not(IsEmpty()));
+  RankTestModel own_tokens = model;
+  own_tokens.sequence = true;
+  for (const Mistake mistake :
+       {Mistake::kSumByRank, Mistake::kFoldMicroBatches, Mistake::kFirstRows}) {
+    EXPECT_THAT(Differences(one, RunRanks(own_tokens, 2, mistake)), Not(IsEmpty()))
+        << static_cast<int>(mistake);
+  }
 }
 
 }  // namespace

@@ -46,6 +46,7 @@ struct StepCase {
   bool twice = false;  // each layer runs twice
   bool drops = false;  // every other micro-batch leaves out the first layer
   plan::ComputeType compute = plan::ComputeType::kF32;
+  bool sequence = false;  // ranks of the tensor axis have their own tokens alone
 };
 
 // By name, and by place on the tensor axis where ranks may differ; elements as bits.
@@ -75,6 +76,7 @@ plan::JobSpec JobOf(const StepCase& tested, int64_t tensor) {
   spec.strategy = tested.strategy;
   spec.recompute = tested.recompute;
   spec.tensor = tensor;
+  spec.sequence_parallel = tested.sequence && tensor > 1;
   spec.tensor_parts = kParts;
   spec.allow_padding = true;
   spec.compute = tested.compute;
@@ -124,10 +126,10 @@ class Results {
   }
   const Shares& shares() const { return shares_; }
   static bool Lacks(float value) { return std::memcmp(&value, &kLacks, sizeof(value)) == 0; }
-
- private:
   // No arithmetic makes this NaN.
   static constexpr float kLacks = std::bit_cast<float>(0x7FC0DEADu);
+
+ private:
   Mutex mutex_;
   Shares shares_;
 };
@@ -289,6 +291,12 @@ class RankOfStep {
       values[i] =
           view.dtype == DType::kF32 ? view.As<float>()[i] : Bf16ToFloat(view.As<uint16_t>()[i]);
     }
+    if (plan_.inventory.cut.sequence && std::string(name) != "loss") {
+      const size_t ranks = Size(plan::TensorRanks(plan_.inventory));
+      std::vector<float> all(values.size() * ranks, Results::kLacks);
+      std::copy(values.begin(), values.end(), all.begin() + coordinate_ * view.elements());
+      values = std::move(all);
+    }
     results_.Add(absl::StrCat(name, " of ", sample), coordinate_, std::move(values));
   }
 
@@ -371,9 +379,13 @@ TEST_P(TensorModules, StepsHaveTheBitsOfOneRank) {
   const auto one = RunStepOf(GetParam(), 1);
   EXPECT_GT(one.size(), 20u);
   for (const int64_t tensor : {2, 4}) {
-    const auto other = RunStepOf(GetParam(), tensor);
-    EXPECT_EQ(other.size(), one.size());
-    EXPECT_THAT(Different(one, other), IsEmpty()) << tensor;
+    for (const bool sequence : {false, true}) {
+      StepCase tested = GetParam();
+      tested.sequence = sequence;
+      const auto other = RunStepOf(tested, tensor);
+      EXPECT_EQ(other.size(), one.size());
+      EXPECT_THAT(Different(one, other), IsEmpty()) << tensor << (sequence ? " own tokens" : "");
+    }
   }
 }
 

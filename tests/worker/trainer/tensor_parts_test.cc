@@ -91,8 +91,14 @@ std::vector<StrategyCase> OnTensorRanks() {
            .recompute = RecomputePolicy::kBlock,
            .small_windows = true,
            .tensor = 2},
-          {.strategy = "ZeRO2", .width = 1, .micro_batches = 3, .tensor = 4},
-          {.strategy = "ZeRO1", .width = 2, .micro_batches = 1, .tensor = 4}};
+          {.strategy = "ZeRO2", .width = 1, .micro_batches = 3, .tensor = 4, .sequence = true},
+          {.strategy = "ZeRO1", .width = 2, .micro_batches = 1, .tensor = 4},
+          {.strategy = "ZeRO3",
+           .width = 3,
+           .micro_batches = 3,
+           .recompute = RecomputePolicy::kMlp,
+           .tensor = 2,
+           .sequence = true}};
 }
 INSTANTIATE_TEST_SUITE_P(TensorRanks,
                          TensorPartsOf,
@@ -106,11 +112,14 @@ std::vector<StrategyCase> AllOfThem() {
     for (const int64_t width : {1, 2, 3}) {
       for (const int64_t micro_batches : {1, 3}) {
         for (const int64_t tensor : {1, 2, 4}) {
-          if (tensor == 1 || micro_batches == 3) {
-            cases.push_back({.strategy = strategy.name,
-                             .width = width,
-                             .micro_batches = micro_batches,
-                             .tensor = tensor});
+          for (const bool sequence : {false, true}) {
+            if (tensor == 1 ? !sequence : micro_batches == 3) {
+              cases.push_back({.strategy = strategy.name,
+                               .width = width,
+                               .micro_batches = micro_batches,
+                               .tensor = tensor,
+                               .sequence = sequence});
+            }
           }
         }
       }

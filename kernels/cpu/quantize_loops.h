@@ -37,24 +37,20 @@ struct alignas(64) ChunkRandom {
 
 // Formats: codes as 32 bits, and their values.
 struct E4M3Form {
-  static constexpr uint32_t Code(float x, uint32_t) { return scalar::E4M3::NearestCode(x); }
+  static constexpr uint32_t Code(float x) { return scalar::E4M3::NearestCode(x); }
   static constexpr float Value(uint32_t code) { return scalar::E4M3::ValueOfCode(code); }
+  static constexpr float Rounded(float x) { return scalar::E4M3::Rounded(x); }
 };
 struct E5M2Form {
-  static constexpr uint32_t Code(float x, uint32_t) { return scalar::E5M2::NearestCode(x); }
+  static constexpr uint32_t Code(float x) { return scalar::E5M2::NearestCode(x); }
   static constexpr float Value(uint32_t code) { return scalar::E5M2::ValueOfCode(code); }
+  static constexpr float Rounded(float x) { return scalar::E5M2::Rounded(x); }
 };
 struct E2M1Form {
-  static constexpr uint32_t Code(float x, uint32_t) { return scalar::E2M1Nearest(x); }
+  static constexpr uint32_t Code(float x) { return scalar::E2M1Nearest(x); }
   static constexpr float Value(uint32_t code) { return scalar::E2M1Value(code); }
+  static constexpr float Rounded(float x) { return scalar::E2M1Rounded(x); }
 };
-struct E2M1StochasticForm {
-  static constexpr uint32_t Code(float x, uint32_t random8) {
-    return scalar::E2M1Stochastic(x, random8);
-  }
-  static constexpr float Value(uint32_t code) { return scalar::E2M1Value(code); }
-};
-
 template <typename Visit>
 void ByForm(CodeForm form, const Visit& visit) {
   if (form == CodeForm::kE4M3) {
@@ -191,8 +187,11 @@ size_t DrawBytes(const StripDraws& draws, int64_t first, size_t n, ChunkRandom& 
   return skipped;
 }
 
-template <typename Form>
-void RoundTripChunk(const RoundTripStrip& strip, int64_t first, size_t n, const uint32_t* random) {
+// E2M1 by draws. Three short loops, because one would need more registers than there are.
+void RoundTripByDraws(const RoundTripStrip& strip,
+                      int64_t first,
+                      size_t n,
+                      const uint32_t* random) {
   ChunkFloats x;
   ChunkFloats encode;
   ChunkFloats decode;
@@ -205,12 +204,50 @@ void RoundTripChunk(const RoundTripStrip& strip, int64_t first, size_t n, const 
   }
   ChunkWords codes;
   for (size_t i = 0; i < n; ++i) {
-    codes.at[i] = Form::Code(x.at[i], random[i]);
+    codes.at[i] = scalar::E2M1Stochastic(x.at[i], random[i]);
   }
   for (size_t i = 0; i < n; ++i) {
-    rounded[i] = scalar::Bf16Nearest(Form::Value(codes.at[i]) * decode.at[i]);
+    rounded[i] = scalar::Bf16Nearest(scalar::E2M1Value(codes.at[i]) * decode.at[i]);
   }
   std::memcpy(strip.to + first, rounded, n * sizeof(uint16_t));
+}
+
+// to[i] = from[i], scaled, rounded to nearest and scaled back. The two may be the same memory, but
+// never lie apart and overlap, so that no iteration reads what another one wrote.
+template <typename Form, typename Encode, typename Decode>
+void RoundTripRange(
+    const uint16_t* from, uint16_t* to, int64_t n, const Encode& encode, const Decode& decode) {
+#if !defined(__clang__)
+#pragma GCC ivdep
+#endif
+  for (size_t i = 0; i < static_cast<size_t>(n); ++i) {
+    const float x = scalar::Bf16Value(from[i]) * encode(i);
+    to[i] = scalar::Bf16Nearest(Form::Rounded(x) * decode(i));
+  }
+}
+
+template <typename Form>
+void RoundTripNearest(const RoundTripStrip& strip) {
+  const StripScales& scales = strip.scales;
+  if (scales.block == 1) {
+    RoundTripRange<Form>(
+        strip.from,
+        strip.to,
+        strip.elements,
+        [&](size_t i) { return scales.encode[i]; },
+        [&](size_t i) { return scales.decode[i]; });
+    return;
+  }
+  for (int64_t first = 0; first < strip.elements; first += scales.block) {
+    const float encode = scales.encode[first / scales.block];
+    const float decode = scales.decode[first / scales.block];
+    RoundTripRange<Form>(
+        strip.from + first,
+        strip.to + first,
+        std::min(scales.block, strip.elements - first),
+        [=](size_t) { return encode; },
+        [=](size_t) { return decode; });
+  }
 }
 
 // visit(first, n) for the chunks of a strip.
@@ -222,20 +259,15 @@ void ForEachChunk(int64_t elements, const Visit& visit) {
 }
 
 [[gnu::flatten]] void RoundTripLoops(const RoundTripStrip& strip) {
-  ChunkRandom random;
   if (strip.draws.present) {
+    ChunkRandom random;
     ForEachChunk(strip.elements, [&](int64_t first, size_t n) {
       const size_t skipped = DrawBytes(strip.draws, first, n, random);
-      RoundTripChunk<E2M1StochasticForm>(strip, first, n, random.at + skipped);
+      RoundTripByDraws(strip, first, n, random.at + skipped);
     });
     return;
   }
-  std::memset(random.at, 0, sizeof(random.at));
-  ByForm(strip.form, [&](auto form) {
-    ForEachChunk(strip.elements, [&](int64_t first, size_t n) {
-      RoundTripChunk<decltype(form)>(strip, first, n, random.at);
-    });
-  });
+  ByForm(strip.form, [&](auto form) { RoundTripNearest<decltype(form)>(strip); });
 }
 
 [[gnu::flatten]] void EncodeLoops(const EncodeStrip& strip) {
@@ -247,7 +279,7 @@ void ForEachChunk(int64_t elements, const Visit& visit) {
       Spread(strip.scales.encode, strip.scales.block, first, n, encode);
       const float* from = strip.from + first;
       for (size_t i = 0; i < n; ++i) {
-        codes.at[i] = Form::Code(from[i] * encode.at[i], 0);
+        codes.at[i] = Form::Code(from[i] * encode.at[i]);
       }
       if constexpr (std::is_same_v<Form, E2M1Form>) {
         uint8_t* to = strip.codes + first / 2;

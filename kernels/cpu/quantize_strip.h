@@ -1,8 +1,7 @@
 #pragma once
 
 // The loops of quantization over a strip: elements of a row that are next to each other. One source
-// for each instruction set, the same bits from all; AVX-512 uses those of AVX2, as updates do
-// (update_block.h).
+// for each instruction set, the same bits from all.
 
 #include <cstdint>
 
@@ -88,5 +87,6 @@ struct QuantizeLoops {
 
 extern const QuantizeLoops kQuantizePortable;
 extern const QuantizeLoops kQuantizeAvx2;
+extern const QuantizeLoops kQuantizeAvx512;
 
 }  // namespace ravel::kernels::cpu

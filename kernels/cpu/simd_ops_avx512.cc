@@ -50,7 +50,7 @@ uint64_t DigestWords(const uint32_t* words, int64_t count, uint64_t first_index)
 constexpr SimdOps kOps = MakeSimdOps<Avx512Vector>({.digest_words = DigestWords,
                                                     .copy_bytes = StreamingCopy,
                                                     .update_block = UpdateBlockAvx512,
-                                                    .quantize = &kQuantizeAvx2});
+                                                    .quantize = &kQuantizeAvx512});
 
 }  // namespace
 

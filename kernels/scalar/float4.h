@@ -49,4 +49,15 @@ constexpr float E2M1Value(uint32_t code) {
   return std::bit_cast<float>((magnitude < 2 ? subnormal : normal) | ((code & 0x8u) << 28));
 }
 
+// The value of E2M1Nearest(x) without the code.
+constexpr float E2M1Rounded(float x) {
+  const uint32_t bits = std::bit_cast<uint32_t>(x);
+  const float a = std::bit_cast<float>(bits & 0x7FFFFFFFu);
+  const float step = a < 2.0f ? 0x1p22f : a < 4.0f ? 0x1p23f : 0x1p24f;
+  const float capped = a < 6.0f ? a : 6.0f;
+  const uint32_t rounded = std::bit_cast<uint32_t>((capped + step) - step);
+  const uint32_t sign = (bits & 0x7FFFFFFFu) > kInfinityBits ? 0u : bits & 0x80000000u;
+  return std::bit_cast<float>(rounded | sign);
+}
+
 }  // namespace ravel::kernels::scalar

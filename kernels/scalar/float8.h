@@ -42,6 +42,23 @@ struct Float8 {
     return SignedCode(bits, code);
   }
 
+  // The value of NearestCode(x) without the code: loops that need the value alone are shorter.
+  static constexpr float Rounded(float x) {
+    constexpr uint32_t kDropped = (1u << kShift) - 1u;
+    constexpr uint32_t kLargestBits = (kLargest + kRebias) << kShift;
+    constexpr float kStep = std::bit_cast<float>((128 - kBias + kShift) << 23);
+    const uint32_t bits = std::bit_cast<uint32_t>(x);
+    const uint32_t magnitude = bits & 0x7FFFFFFFu;
+    const uint32_t odd = (magnitude >> kShift) & 1u;
+    const uint32_t normal = (magnitude + (kDropped >> 1) + odd) & ~kDropped;
+    const float subnormal = (std::bit_cast<float>(magnitude) + kStep) - kStep;
+    const uint32_t rounded =
+        magnitude < kSmallestNormal ? std::bit_cast<uint32_t>(subnormal) : normal;
+    const uint32_t capped = rounded < kLargestBits ? rounded : kLargestBits;
+    return std::bit_cast<float>(magnitude > kInfinityBits ? 0x7FC00000u
+                                                          : capped | (bits & 0x80000000u));
+  }
+
   static constexpr float Value(uint8_t code) { return ValueOfCode(code); }
   static constexpr float ValueOfCode(uint32_t code) {
     const uint32_t magnitude = code & 0x7Fu;

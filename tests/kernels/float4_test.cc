@@ -42,6 +42,16 @@ TEST(Float4, CastsGoToTheNearestValue) {
   }
 }
 
+TEST(Float4, RoundingWithoutACodeGivesTheValueOfTheCode) {
+  const char* all = std::getenv("RAVEL_ALL");
+  const uint64_t step = all != nullptr && *all == '1' ? 1 : 61;
+  for (uint64_t bits = 0; bits <= 0xFFFFFFFFu; bits += step) {
+    const float x = std::bit_cast<float>(static_cast<uint32_t>(bits));
+    const float value = E2M1Value(E2M1Nearest(x));
+    ASSERT_EQ(std::bit_cast<uint32_t>(E2M1Rounded(x)), std::bit_cast<uint32_t>(value)) << x;
+  }
+}
+
 TEST(Float4, MiddlesGoToTheEvenCode) {
   for (uint32_t code = 0; code + 1 < kCodes; ++code) {
     const auto middle = static_cast<float>((kTable[code] + kTable[code + 1]) / 2);

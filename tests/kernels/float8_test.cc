@@ -92,6 +92,23 @@ TEST(Float8, SpecialValues) {
   }
 }
 
+template <typename Format8>
+void ExpectRoundedIsTheValueOfTheCode(uint64_t step) {
+  for (uint64_t bits = 0; bits <= 0xFFFFFFFFu; bits += step) {
+    const float x = std::bit_cast<float>(static_cast<uint32_t>(bits));
+    const float value = Format8::ValueOfCode(Format8::NearestCode(x));
+    ASSERT_EQ(std::bit_cast<uint32_t>(Format8::Rounded(x)), std::bit_cast<uint32_t>(value)) << x;
+  }
+}
+
+// With RAVEL_ALL all 2^32 inputs, else every 61st.
+TEST(Float8, RoundingWithoutACodeGivesTheValueOfTheCode) {
+  const char* all = std::getenv("RAVEL_ALL");
+  const uint64_t step = all != nullptr && *all == '1' ? 1 : 61;
+  ExpectRoundedIsTheValueOfTheCode<E4M3>(step);
+  ExpectRoundedIsTheValueOfTheCode<E5M2>(step);
+}
+
 TEST(Float8, ValuesAreThoseOfTheTableAndCastToThemselves) {
   for (const Format& format : Formats()) {
     for (int code = 0; code < 256; ++code) {

@@ -23,6 +23,7 @@ usage: deploy/quickstart.sh [options]
                              activations
   --offload F                part of that state that lies in files of the workers, from 0 to 1 (default: none)
   --cuda                     also builds libravel_cuda.so (needs nvcc)
+Where RAVEL_BIN_DIR names a folder of built programs, nothing is installed or built.
 TEXT
   exit 2
 }
@@ -78,7 +79,7 @@ example=deploy/examples/quickstart.yaml
 root=$PWD/build/quickstart
 data=$root/$corpus
 run=$root/run-$(date +%Y%m%d-%H%M%S)-$$
-bin=$PWD/build/$preset/bin
+bin=${RAVEL_BIN_DIR:-$PWD/build/$preset/bin}
 say() { printf '\n== %s\n' "$*"; }
 
 started=()
@@ -109,11 +110,13 @@ job_field() { ctl get quickstart -o json | sed -n "s/^  \"$1\": *\"\{0,1\}\([^\"
 # A number of the job file.
 example_value() { sed -n "s/.*\b$1: *\([0-9][0-9]*\).*/\1/p" "$example" | head -1; }
 
-say "Packages and build"
-deploy/install_packages.sh build
 mkdir -p "$run" build/logs
-cmake --preset "$preset" -DRAVEL_UNITY=ON >build/logs/quickstart-configure.log || { cat build/logs/quickstart-configure.log; exit 1; }
-cmake --build --preset "$preset" --target ravel-coordinator ravel-worker ravel-trainer ravelctl
+if [[ -z ${RAVEL_BIN_DIR:-} ]]; then
+  say "Packages and build"
+  deploy/install_packages.sh build
+  cmake --preset "$preset" -DRAVEL_UNITY=ON >build/logs/quickstart-configure.log || { cat build/logs/quickstart-configure.log; exit 1; }
+  cmake --build --preset "$preset" --target ravel-coordinator ravel-worker ravel-trainer ravelctl
+fi
 
 say "Text: $corpus"
 deploy/corpus.sh "$corpus" "$data/text"
@@ -132,7 +135,7 @@ echo "$(($(stat -c %s "$tokens.bin") / 2)) tokens; unigram entropy $entropy nats
 
 say "One coordinator and $workers workers on loopback"
 start "$run/coordinator.log" "$bin/ravel-coordinator" --dev-loopback --listen 127.0.0.1:0 \
-  --state-dir "$run/state" --port-file "$run/port" --detection 1s
+  --state-dir "$run/state" --port-file "$run/port"
 for ((i = 0; i < 200; ++i)); do
   [[ -s $run/port ]] && break
   kill -0 "${started[0]}" 2>/dev/null || { cat "$run/coordinator.log" >&2; exit 1; }

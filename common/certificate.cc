@@ -172,6 +172,18 @@ absl::StatusOr<std::string> Sign(X509* certificate, EVP_PKEY* key) {
   return PemOf(certificate);
 }
 
+const char* UseText(CertificateUse use) {
+  switch (use) {
+    case CertificateUse::kClient:
+      return "clientAuth";
+    case CertificateUse::kServer:
+      return "serverAuth";
+    case CertificateUse::kServerAndClient:
+      return "serverAuth,clientAuth";
+  }
+  return "";
+}
+
 bool IsP256(EVP_PKEY* key) {
   char group[32] = {};
   size_t length = 0;
@@ -292,11 +304,9 @@ absl::StatusOr<std::string> IssueCertificate(const Authority& authority,
   // No subject name: the URI is the owner. Names are critical then.
   CHECK_EQ(X509_set_issuer_name(made, X509_get_subject_name(issuer.get())), 1);
   CHECK_EQ(X509_set_pubkey(made, X509_REQ_get0_pubkey(asked.get())), 1);
-  const bool server = order.use == CertificateUse::kServer;
   RETURN_IF_ERROR(Extend(made, issuer.get(), NID_basic_constraints, "critical,CA:FALSE"));
   RETURN_IF_ERROR(Extend(made, issuer.get(), NID_key_usage, "critical,digitalSignature"));
-  RETURN_IF_ERROR(
-      Extend(made, issuer.get(), NID_ext_key_usage, server ? "serverAuth" : "clientAuth"));
+  RETURN_IF_ERROR(Extend(made, issuer.get(), NID_ext_key_usage, UseText(order.use)));
   RETURN_IF_ERROR(Extend(made, issuer.get(), NID_authority_key_identifier, "keyid"));
   RETURN_IF_ERROR(AddNames(made, order));
   return Sign(made, key.get());
@@ -314,6 +324,8 @@ absl::StatusOr<CertificateFacts> ReadCertificate(const std::string& pem) {
   facts.fingerprint = Hex(std::string_view(reinterpret_cast<const char*>(digest), size));
   facts.not_before_ms = MillisecondsOf(X509_get0_notBefore(certificate.get()));
   facts.not_after_ms = MillisecondsOf(X509_get0_notAfter(certificate.get()));
+  // All bits are set where the certificate does not limit its use.
+  facts.is_client = (X509_get_extended_key_usage(certificate.get()) & XKU_SSL_CLIENT) != 0;
   ReadNames(certificate.get(), facts);
   return facts;
 }

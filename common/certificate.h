@@ -21,9 +21,10 @@ struct CertificateFacts {
   std::vector<std::string> names;  // DNS names and addresses, as text
   int64_t not_before_ms = 0;
   int64_t not_after_ms = 0;
+  bool is_client = false;  // may be shown to a server
 };
 
-enum class CertificateUse { kClient, kServer };
+enum class CertificateUse { kClient, kServer, kServerAndClient };
 
 struct CertificateOrder {
   std::string uri;

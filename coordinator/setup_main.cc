@@ -65,7 +65,7 @@ int Certify(const StoreCertificateOrder& order) {
   if (!made.ok()) {
     return Complain(made);
   }
-  std::printf("identity of a store in %s: ravel-store --identity %s\n",
+  std::printf("identity of a store in %s: ravel-store --identity %s --coordinator HOST:PORT\n",
               order.output.c_str(),
               order.output.c_str());
   return 0;

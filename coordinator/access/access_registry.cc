@@ -5,6 +5,7 @@
 #include "coordinator/access/access_registry.h"
 
 #include <algorithm>
+#include <utility>
 
 #include <absl/strings/match.h>
 #include <absl/strings/str_cat.h>
@@ -21,6 +22,11 @@ constexpr size_t kMaxRequestBytes = 8 << 10;
 constexpr size_t kMaxTokens = 10'000;
 // Clocks of hosts differ: a certificate is good a little before it was made.
 constexpr int64_t kBackdateMs = 300'000;
+
+// Longer than any certificate that is out: afterwards an enrolment need not be remembered.
+int64_t LongestMs(const CertificateTimes& times) {
+  return std::max({times.node_ms, times.user_ms, CertificateTimes().user_ms}) + kBackdateMs;
+}
 
 // One answer for every token that does not admit: who guesses learns nothing.
 absl::Status NoToken() {
@@ -53,6 +59,7 @@ absl::StatusOr<std::unique_ptr<AccessRegistry>> AccessRegistry::Open(const std::
   ASSIGN_OR_RETURN(registry->store_, SqliteAccessStore::Open(state_dir));
   ASSIGN_OR_RETURN(std::vector<IdentityRow> identities, registry->store_->Identities());
   ASSIGN_OR_RETURN(std::vector<TokenRow> tokens, registry->store_->Tokens());
+  ASSIGN_OR_RETURN(std::vector<EndedEnrolment> ended, registry->store_->EndedEnrolments());
   registry->audit_ = std::make_unique<AuditLog>(registry->store_.get(), clock);
   MutexLock lock(registry->mutex_);
   for (IdentityRow& identity : identities) {
@@ -63,6 +70,11 @@ absl::StatusOr<std::unique_ptr<AccessRegistry>> AccessRegistry::Open(const std::
     const std::string hash = token.hash;
     registry->tokens_[hash] = std::move(token);
   }
+  for (EndedEnrolment& enrolment : ended) {
+    const std::string id = enrolment.enrolment;
+    registry->ended_[id] = std::move(enrolment);
+  }
+  registry->RenewTrust();
   return registry;
 }
 
@@ -77,13 +89,43 @@ absl::StatusOr<bool> AccessRegistry::ReloadAuthority() {
   MutexLock lock(mutex_);
   const bool other = read.trusted != files_.trusted || read.rotating != files_.rotating;
   files_ = std::move(read);
+  if (other) {
+    RenewTrust();
+  }
   return other;
+}
+
+void AccessRegistry::RenewTrust() {
+  auto trust = std::make_shared<Trust>();
+  trust->authority = files_.trusted;
+  std::string all = trust->authority;
+  for (const auto& [id, ended] : ended_) {
+    trust->ended.push_back(ended);
+    absl::StrAppend(&all, "\n", id);
+  }
+  trust->version = Hex(Sha256(all));
+  trust_ = std::move(trust);
+}
+
+std::shared_ptr<const Trust> AccessRegistry::trust() const {
+  MutexLock lock(mutex_);
+  return trust_;
 }
 
 absl::StatusOr<Identity> AccessRegistry::Identify(const CertificateFacts& certificate) const {
   Identity caller;
   if (!ParseUri(cluster_, certificate.uri, &caller.kind, &caller.name)) {
-    return absl::UnauthenticatedError("the certificate names no user or node of this cluster");
+    return absl::UnauthenticatedError(
+        "the certificate names no user, node or store of this cluster");
+  }
+  caller.serial = certificate.serial;
+  caller.not_after_ms = certificate.not_after_ms;
+  if (certificate.not_after_ms < clock_->WallMs()) {  // the connection is older than that
+    return absl::UnauthenticatedError(
+        absl::StrCat("the certificate of ", caller.Text(), " has expired"));
+  }
+  if (caller.kind == IdentityKind::kStore) {  // `certify-store` keeps no row of it
+    return caller;
   }
   MutexLock lock(mutex_);
   const auto found = identities_.find({caller.kind, caller.name});
@@ -99,14 +141,8 @@ absl::StatusOr<Identity> AccessRegistry::Identify(const CertificateFacts& certif
     return absl::UnauthenticatedError(absl::StrCat(
         "the certificate of ", caller.Text(), " is of an enrolment that was replaced"));
   }
-  if (certificate.not_after_ms < clock_->WallMs()) {  // the connection is older than that
-    return absl::UnauthenticatedError(
-        absl::StrCat("the certificate of ", caller.Text(), " has expired"));
-  }
   caller.role = row.role;
   caller.namespace_name = row.namespace_name;
-  caller.serial = certificate.serial;
-  caller.not_after_ms = certificate.not_after_ms;
   return caller;
 }
 
@@ -124,9 +160,40 @@ AuditRow AccessRegistry::Row(const Asker& asker,
   return row;
 }
 
-absl::Status AccessRegistry::Change(const AccessChange& change) {
+std::vector<EndedEnrolment> AccessRegistry::EndedBy(const AccessChange& change,
+                                                    int64_t now_ms) const {
+  std::vector<EndedEnrolment> ended;
+  MutexLock lock(mutex_);
+  for (const IdentityRow& identity : change.identities) {
+    const auto before = identities_.find({identity.kind, identity.name});
+    if (before != identities_.end() && before->second.revoked_ms == 0 &&
+        (identity.revoked_ms != 0 || identity.enrolment != before->second.enrolment)) {
+      ended.push_back({.enrolment = before->second.enrolment,
+                       .kind = identity.kind,
+                       .name = identity.name,
+                       .ended_ms = now_ms});
+    }
+  }
+  return ended;
+}
+
+absl::Status AccessRegistry::Change(AccessChange change) {
+  const int64_t now_ms = clock_->WallMs();
+  change.ended = EndedBy(change, now_ms);
+  if (!change.ended.empty()) {
+    change.forget_ended_before_ms = now_ms - LongestMs(times_);
+  }
   RETURN_IF_ERROR(store_->Apply(change));
   MutexLock lock(mutex_);
+  if (!change.ended.empty()) {
+    std::erase_if(ended_, [&change](const auto& known) {
+      return known.second.ended_ms < change.forget_ended_before_ms;
+    });
+    for (const EndedEnrolment& ended : change.ended) {
+      ended_[ended.enrolment] = ended;
+    }
+    RenewTrust();
+  }
   for (const IdentityRow& identity : change.identities) {
     identities_[{identity.kind, identity.name}] = identity;
   }
@@ -216,7 +283,7 @@ absl::StatusOr<std::string> AccessRegistry::MakeToken(const TokenOrder& order, c
                              order.ttl_ms / 1000,
                              " s");
   change.audit.push_back(std::move(row));
-  RETURN_IF_ERROR(Change(change));
+  RETURN_IF_ERROR(Change(std::move(change)));
   return FormatJoinToken({.fingerprint = files().fingerprint, .secret = secret});
 }
 
@@ -275,7 +342,7 @@ absl::StatusOr<Enrolment> AccessRegistry::Enrol(const std::string& secret,
   AuditRow row = Row({.who = name, .peer = peer}, "Access.Enrol", name);
   row.message = absl::StrCat("role ", NameOf(identity.role), ", by a token of ", token.created_by);
   change.audit.push_back(std::move(row));
-  RETURN_IF_ERROR(Change(change));
+  RETURN_IF_ERROR(Change(std::move(change)));
   if (on_revoked_ != nullptr) {  // certificates of an older enrolment are no good any more
     on_revoked_(name);
   }
@@ -292,7 +359,7 @@ absl::StatusOr<Enrolment> AccessRegistry::EnrolHere(const IdentityRow& identity,
   const std::string name = absl::StrCat(NameOf(row.kind), "/", row.name);
   AccessChange change{.identities = {row}};
   change.audit.push_back(Row({.who = "init", .peer = "local"}, "Access.Enrol", name));
-  RETURN_IF_ERROR(Change(change));
+  RETURN_IF_ERROR(Change(std::move(change)));
   return enrolment;
 }
 
@@ -313,7 +380,7 @@ absl::StatusOr<Enrolment> AccessRegistry::Renew(const Identity& caller,
   ASSIGN_OR_RETURN(Enrolment enrolment, Issue(identity, request));
   AccessChange change;
   change.audit.push_back(Row(asker, "Access.Renew", caller.Text()));
-  RETURN_IF_ERROR(Change(change));
+  RETURN_IF_ERROR(Change(std::move(change)));
   return enrolment;
 }
 
@@ -347,7 +414,7 @@ absl::Status AccessRegistry::Revoke(IdentityKind kind,
       }
     }
     change.audit.push_back(Row(asker, "Access.Revoke", text));
-    RETURN_IF_ERROR(Change(change));
+    RETURN_IF_ERROR(Change(std::move(change)));
   }
   if (on_revoked_ != nullptr) {
     on_revoked_(text);

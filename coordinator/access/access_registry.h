@@ -51,6 +51,13 @@ struct Enrolment {
   std::string uri;
 };
 
+// What a store asks at its own door. Immutable.
+struct Trust {
+  std::string version;                // hash of the rest
+  std::vector<EndedEnrolment> ended;  // by enrolment
+  std::string authority;              // PEM of those in force
+};
+
 // Thread-safe. Changes wait for the disk; Identify does not.
 class AccessRegistry {
  public:
@@ -83,6 +90,8 @@ class AccessRegistry {
   absl::StatusOr<Enrolment> EnrolHere(const IdentityRow& identity, const std::string& request);
 
   std::vector<IdentityRow> Identities() const;
+  // Made anew when it changes only, so it is cheap to ask for. Never null.
+  std::shared_ptr<const Trust> trust() const;
   absl::StatusOr<std::vector<AuditRow>> Audit(int64_t after, int64_t limit);
   AuditLog& audit() { return *audit_; }
   AuthorityFiles files() const;
@@ -102,7 +111,10 @@ class AccessRegistry {
   // What the token admits, and the row of it after that.
   absl::StatusOr<IdentityRow> Admit(const TokenRow& token, const std::string& node_name) const;
   AuditRow Row(const Asker& asker, const std::string& verb, const std::string& object) const;
-  absl::Status Change(const AccessChange& change) ABSL_EXCLUSIVE_LOCKS_REQUIRED(changing_);
+  // Also ends the enrolments that the change revokes or replaces.
+  absl::Status Change(AccessChange change) ABSL_EXCLUSIVE_LOCKS_REQUIRED(changing_);
+  std::vector<EndedEnrolment> EndedBy(const AccessChange& change, int64_t now_ms) const;
+  void RenewTrust() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   const std::string cluster_;
   const Clock* const clock_;
@@ -114,7 +126,10 @@ class AccessRegistry {
   mutable Mutex mutex_;
   AuthorityFiles files_ ABSL_GUARDED_BY(mutex_);
   std::map<Key, IdentityRow> identities_ ABSL_GUARDED_BY(mutex_);
-  std::map<std::string, TokenRow> tokens_ ABSL_GUARDED_BY(mutex_);  // by hash
+  std::map<std::string, TokenRow> tokens_ ABSL_GUARDED_BY(mutex_);       // by hash
+  std::map<std::string, EndedEnrolment> ended_ ABSL_GUARDED_BY(mutex_);  // by enrolment
+  // Shared: answers are made of it while a change replaces it.
+  std::shared_ptr<const Trust> trust_ ABSL_GUARDED_BY(mutex_);
 };
 
 }  // namespace ravel::coordinator

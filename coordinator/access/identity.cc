@@ -13,12 +13,14 @@ constexpr char kDomain[] = ".ravel";
 constexpr size_t kMaxName = 63;
 // For nodes alone; users, however powerful, are no nodes.
 constexpr int kNodesOnly = -1;
-// For everybody who has an identity.
+// For every node and user.
 constexpr int kAnybody = -2;
+// The one kind of calls that stores make.
+constexpr int kStoresAndAdmins = -3;
 
 struct MethodRule {
   std::string_view method;
-  int least_role;  // a Role of users, kNodesOnly or kAnybody
+  int least_role;  // a Role of users, or one of the negative numbers above
   bool changes;
 };
 
@@ -58,6 +60,7 @@ constexpr MethodRule kRules[] = {
     {"/ravel.v1.Access/Revoke", kAdmin, true},
     {"/ravel.v1.Access/ListIdentities", kAdmin, false},
     {"/ravel.v1.Access/ListAudit", kAdmin, false},
+    {"/ravel.v1.Access/GetTrust", kStoresAndAdmins, false},
     {"/ravel.v1.Access/Renew", kAnybody, true},
     {"/ravel.v1.Access/WhoAmI", kAnybody, false},
     {"/ravel.v1.Fleet/Connect", kNodesOnly, false},
@@ -73,14 +76,50 @@ const MethodRule* RuleOf(std::string_view method) {
   return found == std::end(kRules) ? nullptr : found;
 }
 
+bool Allows(const MethodRule& rule, const Identity& caller) {
+  switch (caller.kind) {
+    case IdentityKind::kNode:
+      return rule.least_role == kAnybody || rule.least_role == kNodesOnly;
+    case IdentityKind::kStore:
+      return rule.least_role == kStoresAndAdmins;
+    case IdentityKind::kUser:
+      break;
+  }
+  if (rule.least_role == kStoresAndAdmins) {
+    return static_cast<int>(caller.role) >= kAdmin;
+  }
+  return rule.least_role == kAnybody ||
+         (rule.least_role >= 0 && static_cast<int>(caller.role) >= rule.least_role);
+}
+
+std::string NeededFor(const MethodRule* rule) {
+  if (rule == nullptr || rule->least_role == kAnybody) {
+    return "an identity that this release knows of";
+  }
+  if (rule->least_role == kNodesOnly) {
+    return "the certificate of a node";
+  }
+  return rule->least_role == kStoresAndAdmins
+             ? "the certificate of a store or the role admin"
+             : absl::StrCat("the role ", NameOf(static_cast<Role>(rule->least_role)));
+}
+
 }  // namespace
 
 std::string Identity::Text() const {
-  return absl::StrCat(NameOf(kind), "/", name);
+  return kind == IdentityKind::kStore ? NameOf(kind) : absl::StrCat(NameOf(kind), "/", name);
 }
 
 const char* NameOf(IdentityKind kind) {
-  return kind == IdentityKind::kNode ? "node" : "user";
+  switch (kind) {
+    case IdentityKind::kNode:
+      return "node";
+    case IdentityKind::kUser:
+      return "user";
+    case IdentityKind::kStore:
+      return "store";
+  }
+  return "unknown";
 }
 
 const char* NameOf(Role role) {
@@ -130,10 +169,19 @@ std::string CoordinatorUri(std::string_view cluster) {
   return absl::StrCat(kScheme, std::string(cluster), kDomain, "/coordinator");
 }
 
+std::string StoreUri(std::string_view cluster) {
+  return absl::StrCat(kScheme, std::string(cluster), kDomain, "/store");
+}
+
 bool ParseUri(std::string_view cluster,
               std::string_view uri,
               IdentityKind* kind,
               std::string* name) {
+  if (uri == StoreUri(cluster)) {
+    *kind = IdentityKind::kStore;
+    name->clear();
+    return true;
+  }
   for (const IdentityKind each : {IdentityKind::kNode, IdentityKind::kUser}) {
     const std::string beginning = UriOf(cluster, each, "");
     if (uri.starts_with(beginning)) {
@@ -147,26 +195,18 @@ bool ParseUri(std::string_view cluster,
 
 absl::Status CheckMethod(const Identity& caller, std::string_view method) {
   const MethodRule* const rule = RuleOf(method);
-  const bool node = caller.kind == IdentityKind::kNode;
-  const bool allowed =
-      rule != nullptr &&
-      (rule->least_role == kAnybody || (rule->least_role == kNodesOnly && node) ||
-       (rule->least_role >= 0 && !node && static_cast<int>(caller.role) >= rule->least_role));
-  if (allowed) {
+  if (rule != nullptr && Allows(*rule, caller)) {
     return absl::OkStatus();
   }
-  const std::string needed =
-      rule == nullptr || rule->least_role == kAnybody ? "an identity that this release knows of"
-      : rule->least_role == kNodesOnly
-          ? "the certificate of a node"
-          : absl::StrCat("the role ", NameOf(static_cast<Role>(rule->least_role)));
-  return absl::PermissionDeniedError(absl::StrCat(VerbOf(method),
-                                                  " needs ",
-                                                  needed,
-                                                  "; ",
-                                                  caller.Text(),
-                                                  " is ",
-                                                  node ? "a node" : NameOf(caller.role)));
+  return absl::PermissionDeniedError(
+      absl::StrCat(VerbOf(method),
+                   " needs ",
+                   NeededFor(rule),
+                   "; ",
+                   caller.Text(),
+                   " is ",
+                   caller.kind == IdentityKind::kUser ? NameOf(caller.role) : "a ",
+                   caller.kind == IdentityKind::kUser ? "" : NameOf(caller.kind)));
 }
 
 bool IsOpenMethod(std::string_view method) {

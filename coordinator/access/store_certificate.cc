@@ -31,16 +31,15 @@ absl::Status CertifyStore(const StoreCertificateOrder& order, int64_t now_ms) {
   ASSIGN_OR_RETURN(const AuthorityFiles files, LoadAuthorityFiles(order.state_dir));
   const std::string key = MakePrivateKey();
   ASSIGN_OR_RETURN(const std::string request, MakeCertificateRequest(key));
-  ASSIGN_OR_RETURN(
-      const std::string certificate,
-      IssueCertificate(files.server_signer,
-                       request,
-                       {.uri = absl::StrCat("spiffe://", files.cluster, ".ravel/store"),
-                        .serial = "\x01" + RandomBytes(15),
-                        .names = order.names,
-                        .use = CertificateUse::kServer,
-                        .not_before_ms = now_ms - kBackdateMs,
-                        .not_after_ms = now_ms + kStoreMs}));
+  ASSIGN_OR_RETURN(const std::string certificate,
+                   IssueCertificate(files.server_signer,
+                                    request,
+                                    {.uri = StoreUri(files.cluster),
+                                     .serial = "\x01" + RandomBytes(15),
+                                     .names = order.names,
+                                     .use = CertificateUse::kServerAndClient,
+                                     .not_before_ms = now_ms - kBackdateMs,
+                                     .not_after_ms = now_ms + kStoreMs}));
   std::error_code error;
   std::filesystem::create_directories(order.output, error);
   if (error) {

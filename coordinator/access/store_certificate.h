@@ -18,8 +18,9 @@ struct StoreCertificateOrder {
 };
 
 // Writes authority.pem, certificate.pem and key.pem (0600) for `ravel-store --identity`, good for a
-// year. What the store trusts is what the cluster trusts now: after `authority rotate` it is to be
-// made again. InvalidArgument names a name that is none; NotFound: the state has no authority.
+// year, and for its calls of Access.GetTrust. The certificate is the old authority's while one is
+// rotated: after `authority finish` it is to be made again. InvalidArgument names a name that is
+// none; NotFound: the state has no authority.
 absl::Status CertifyStore(const StoreCertificateOrder& order, int64_t now_ms);
 
 // A client's certificate of the coordinator, with a fresh key.

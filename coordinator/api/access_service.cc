@@ -13,6 +13,7 @@ namespace {
 
 constexpr int64_t kMaxPage = 1000;
 constexpr int64_t kMaxSecretBytes = 128;
+constexpr int64_t kMaxVersionBytes = 128;
 
 grpc::ServerUnaryReactor* Finished(grpc::CallbackServerContext* context,
                                    const absl::Status& status) {
@@ -37,15 +38,30 @@ absl::StatusOr<IdentityKind> KindOf(v1::IdentityKind kind) {
   }
 }
 
+v1::IdentityKind ToProto(IdentityKind kind) {
+  return kind == IdentityKind::kNode ? v1::NODE : v1::USER;
+}
+
 v1::IdentityView ToProto(const IdentityRow& row) {
   v1::IdentityView view;
-  view.set_kind(row.kind == IdentityKind::kNode ? v1::NODE : v1::USER);
+  view.set_kind(ToProto(row.kind));
   view.set_name(row.name);
   view.set_role(NameOf(row.role));
   view.set_namespace_(row.namespace_name);
   view.set_created_ms(row.created_ms);
   view.set_revoked_ms(row.revoked_ms);
   return view;
+}
+
+void Fill(const Trust& trust, v1::GetTrustResponse* response) {
+  for (const EndedEnrolment& ended : trust.ended) {
+    v1::RevokedEnrolment& revoked = *response->add_revoked();
+    revoked.set_kind(ToProto(ended.kind));
+    revoked.set_name(ended.name);
+    revoked.set_serial_prefix(ended.enrolment);
+    revoked.set_revoked_ms(ended.ended_ms);
+  }
+  response->set_authority(trust.authority);
 }
 
 void Fill(const Enrolment& enrolment, v1::EnrolResponse* response) {
@@ -206,6 +222,24 @@ grpc::ServerUnaryReactor* AccessService::ListAudit(Context* context,
     record.set_message(row.message);
   }
   return Finished(context, absl::OkStatus());
+}
+
+grpc::ServerUnaryReactor* AccessService::GetTrust(Context* context,
+                                                  const v1::GetTrustRequest* request,
+                                                  v1::GetTrustResponse* response) {
+  if (registry_ == nullptr) {
+    return Finished(context, NoRegistry());
+  }
+  const absl::Status status = CheckPlainText("version", request->version(), kMaxVersionBytes);
+  if (status.ok()) {
+    const std::shared_ptr<const Trust> trust = registry_->trust();
+    response->set_version(trust->version);
+    response->set_unchanged(request->version() == trust->version);
+    if (!response->unchanged()) {
+      Fill(*trust, response);
+    }
+  }
+  return Finished(context, status);
 }
 
 }  // namespace ravel::coordinator

@@ -38,6 +38,9 @@ class AccessService : public v1::Access::CallbackService {
   Unary* ListAudit(Context* context,
                    const v1::ListAuditRequest* request,
                    v1::ListAuditResponse* response) override;
+  Unary* GetTrust(Context* context,
+                  const v1::GetTrustRequest* request,
+                  v1::GetTrustResponse* response) override;
 
  private:
   AccessRegistry* const registry_;

@@ -10,7 +10,8 @@
 
 namespace ravel::coordinator {
 
-enum class IdentityKind { kNode = 1, kUser = 2 };
+// Stores have a certificate alone: no row is theirs.
+enum class IdentityKind { kNode = 1, kUser = 2, kStore = 3 };
 
 // Each role may do what those before it may.
 enum class Role { kNode = 0, kViewer = 1, kUser = 2, kOperator = 3, kAdmin = 4 };
@@ -25,6 +26,15 @@ struct IdentityRow {
   std::string enrolment = {};
   int64_t created_ms = 0;
   int64_t revoked_ms = 0;  // 0: not
+};
+
+// An enrolment that was revoked, or replaced by a newer one of the same name, while certificates of
+// it may still be in use.
+struct EndedEnrolment {
+  std::string enrolment = {};
+  IdentityKind kind = IdentityKind::kNode;
+  std::string name = {};
+  int64_t ended_ms = 0;
 };
 
 struct TokenRow {
@@ -58,6 +68,8 @@ struct AccessChange {
   std::vector<TokenRow> tokens = {};         // inserted or replaced, by hash
   std::vector<std::string> removed_tokens = {};
   std::vector<AuditRow> audit = {};
+  std::vector<EndedEnrolment> ended = {};  // inserted or replaced, by enrolment
+  int64_t forget_ended_before_ms = 0;      // older ones are removed
 };
 
 }  // namespace ravel::coordinator

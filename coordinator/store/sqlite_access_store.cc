@@ -11,7 +11,7 @@
 namespace ravel::coordinator {
 namespace {
 
-constexpr int64_t kSchemaVersion = 1;
+constexpr int64_t kSchemaVersion = 2;
 constexpr int kBusyMs = 2000;
 
 // On disk: a change is a new migration, never an edit.
@@ -24,6 +24,13 @@ CREATE TABLE tokens (hash TEXT PRIMARY KEY, kind INTEGER NOT NULL, name TEXT NOT
 CREATE TABLE audit (seq INTEGER PRIMARY KEY AUTOINCREMENT, time_ms INTEGER NOT NULL, who TEXT NOT NULL,
   peer TEXT NOT NULL, verb TEXT NOT NULL, object TEXT NOT NULL, request_id TEXT NOT NULL, result TEXT NOT NULL,
   message TEXT NOT NULL);
+)sql";
+
+// Version 2. Enrolments that were replaced before it are not known any more.
+constexpr char kEndedEnrolments[] = R"sql(
+CREATE TABLE ended_enrolments (enrolment TEXT PRIMARY KEY, kind INTEGER NOT NULL, name TEXT NOT NULL,
+  ended_ms INTEGER NOT NULL);
+INSERT INTO ended_enrolments SELECT enrolment, kind, name, revoked_ms FROM identities WHERE revoked_ms != 0;
 )sql";
 
 absl::Status Done(Statement& row) {
@@ -54,6 +61,15 @@ absl::Status WriteToken(sqlite3* database, const TokenRow& token) {
       .Bind(token.created_ms)
       .Bind(token.expires_ms)
       .Bind(token.created_by);
+  return Done(row);
+}
+
+absl::Status WriteEnded(sqlite3* database, const EndedEnrolment& ended) {
+  Statement row(database, "INSERT OR REPLACE INTO ended_enrolments VALUES (?, ?, ?, ?)");
+  row.Bind(ended.enrolment)
+      .Bind(static_cast<int64_t>(ended.kind))
+      .Bind(ended.name)
+      .Bind(ended.ended_ms);
   return Done(row);
 }
 
@@ -124,6 +140,11 @@ absl::Status SqliteAccessStore::SetUp() {
     RETURN_IF_ERROR(Execute(
         absl::StrCat("BEGIN IMMEDIATE;", kSchema, "PRAGMA user_version=1; COMMIT").c_str()));
   }
+  if (version < 2) {
+    RETURN_IF_ERROR(
+        Execute(absl::StrCat("BEGIN IMMEDIATE;", kEndedEnrolments, "PRAGMA user_version=2; COMMIT")
+                    .c_str()));
+  }
   return absl::OkStatus();
 }
 
@@ -165,6 +186,21 @@ absl::StatusOr<std::vector<TokenRow>> SqliteAccessStore::Tokens() {
   return tokens;
 }
 
+absl::StatusOr<std::vector<EndedEnrolment>> SqliteAccessStore::EndedEnrolments() {
+  MutexLock lock(mutex_);
+  std::vector<EndedEnrolment> enrolments;
+  Statement row(database_, "SELECT * FROM ended_enrolments");
+  while (row.Step()) {
+    EndedEnrolment& ended = enrolments.emplace_back();
+    ended.enrolment = row.Text();
+    ended.kind = static_cast<IdentityKind>(row.Int());
+    ended.name = row.Text();
+    ended.ended_ms = row.Int();
+  }
+  RETURN_IF_ERROR(row.status());
+  return enrolments;
+}
+
 absl::Status SqliteAccessStore::Write(const AccessChange& change) {
   for (const IdentityRow& identity : change.identities) {
     RETURN_IF_ERROR(WriteIdentity(database_, identity));
@@ -179,6 +215,14 @@ absl::Status SqliteAccessStore::Write(const AccessChange& change) {
   }
   for (const AuditRow& audit : change.audit) {
     RETURN_IF_ERROR(WriteAudit(database_, audit));
+  }
+  for (const EndedEnrolment& ended : change.ended) {
+    RETURN_IF_ERROR(WriteEnded(database_, ended));
+  }
+  if (change.forget_ended_before_ms > 0) {
+    Statement row(database_, "DELETE FROM ended_enrolments WHERE ended_ms < ?");
+    row.Bind(change.forget_ended_before_ms);
+    RETURN_IF_ERROR(Done(row));
   }
   return absl::OkStatus();
 }

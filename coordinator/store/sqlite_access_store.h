@@ -30,6 +30,7 @@ class SqliteAccessStore {
 
   absl::StatusOr<std::vector<IdentityRow>> Identities();
   absl::StatusOr<std::vector<TokenRow>> Tokens();
+  absl::StatusOr<std::vector<EndedEnrolment>> EndedEnrolments();
   absl::Status Apply(const AccessChange& change);
   // Rows with seq > after, oldest first, at most `limit`.
   absl::StatusOr<std::vector<AuditRow>> Audit(int64_t after, int64_t limit);

@@ -32,6 +32,8 @@
 #include "worker/store/store_gate_service.h"
 #include "worker/store/store_pages.h"
 #include "worker/store/store_service.h"
+#include "worker/store/trust_book.h"
+#include "worker/store/trust_client.h"
 
 namespace ravel::store_server {
 namespace {
@@ -51,6 +53,7 @@ struct Flags {
   bool dev_loopback = false;
   std::string identity;
   std::vector<std::string> operators;
+  std::string coordinator;
   int64_t quota = 0;
   int64_t min_free = int64_t{1} << 30;
   std::string part_age = "24h";
@@ -80,6 +83,16 @@ std::string Check(const Flags& flags, int64_t* part_age_ms) {
   }
   if (flags.dev_loopback == !flags.identity.empty()) {
     return "expected one of --identity DIR and --dev-loopback";
+  }
+  if (!flags.coordinator.empty()) {
+    const absl::StatusOr<HostPort> coordinator = ParseHostPort(flags.coordinator);
+    if (!coordinator.ok()) {
+      return absl::StrCat(
+          "--coordinator ", flags.coordinator, ": ", std::string(coordinator.status().message()));
+    }
+    if (flags.dev_loopback) {
+      return "--coordinator: expected with --identity only; without certificates nobody is revoked";
+    }
   }
   const absl::StatusOr<int64_t> age = ParseDurationMs(flags.part_age);
   if (!age.ok() || *age < 60'000) {
@@ -160,6 +173,47 @@ void WaitForEnd(DiskSet& disks, int64_t part_age_ms, const sigset_t& signals) {
   }
 }
 
+// The pages that the flags ask for, and the files that tell ports; null: none are asked for.
+absl::StatusOr<std::unique_ptr<http::Server>> ServePages(const Flags& flags,
+                                                         const DiskSet* disks,
+                                                         const StoreService* service,
+                                                         const TrustBook* trust) {
+  std::unique_ptr<http::Server> pages;
+  if (flags.http_listen != "off") {
+    ASSIGN_OR_RETURN(pages, ServeStorePages(flags.http_listen, disks, service, trust));
+    if (!flags.http_port_file.empty()) {
+      RETURN_IF_ERROR(WriteFileAtomically(flags.http_port_file, absl::StrCat(pages->port(), "\n")));
+    }
+  }
+  return pages;
+}
+
+// Revocations as the gate asks for them: those that were kept, and those that the coordinator
+// tells.
+struct TrustParts {
+  std::unique_ptr<TrustBook> book;
+  std::unique_ptr<TrustClient> client;
+};
+
+absl::StatusOr<TrustParts> OpenTrust(const Flags& flags, StoreGate& gate) {
+  TrustParts parts;
+  if (flags.dev_loopback) {
+    return parts;
+  }
+  ASSIGN_OR_RETURN(parts.book, TrustBook::Open(flags.data.front() + "/trust.json"));
+  gate.UseTrust(parts.book.get());
+  if (flags.coordinator.empty()) {
+    log::Warning(
+        "--coordinator is not given: a certificate that is revoked is good here until it ends");
+    return parts;
+  }
+  ASSIGN_OR_RETURN(
+      parts.client,
+      TrustClient::Start({.coordinator = flags.coordinator, .identity_folder = flags.identity},
+                         parts.book.get()));
+  return parts;
+}
+
 int Run(const Flags& flags, int64_t part_age_ms, const sigset_t& signals) {
   absl::StatusOr<std::unique_ptr<StoreGate>> gate =
       flags.dev_loopback ? std::make_unique<StoreGate>()
@@ -177,6 +231,11 @@ int Run(const Flags& flags, int64_t part_age_ms, const sigset_t& signals) {
   if (!fences.ok()) {
     return Complain(kFault, std::string(fences.status().message()));
   }
+  const absl::StatusOr<TrustParts> trust = OpenTrust(flags, **gate);
+  if (!trust.ok()) {
+    return Complain(absl::IsFailedPrecondition(trust.status()) ? kUsage : kFault,
+                    std::string(trust.status().message()));
+  }
   StoreService service(disks->get(), fences->get(), gate->get(), flags.max_streams);
   int port = 0;
   const std::unique_ptr<grpc::Server> server = Serve(flags, **gate, &service, &port);
@@ -185,19 +244,9 @@ int Run(const Flags& flags, int64_t part_age_ms, const sigset_t& signals) {
         kAddressInUse,
         absl::StrCat("--listen ", flags.listen, ": the address is in use or not available"));
   }
-  std::unique_ptr<http::Server> pages;
-  absl::Status told;
-  if (flags.http_listen != "off") {
-    absl::StatusOr<std::unique_ptr<http::Server>> served =
-        ServeStorePages(flags.http_listen, disks->get(), &service);
-    told = served.status();
-    if (served.ok()) {
-      pages = *std::move(served);
-      told = flags.http_port_file.empty()
-                 ? absl::OkStatus()
-                 : WriteFileAtomically(flags.http_port_file, absl::StrCat(pages->port(), "\n"));
-    }
-  }
+  const absl::StatusOr<std::unique_ptr<http::Server>> pages = ServePages(
+      flags, disks->get(), &service, flags.coordinator.empty() ? nullptr : trust->book.get());
+  absl::Status told = pages.status();
   if (told.ok() && !flags.port_file.empty()) {
     told = WriteFileAtomically(flags.port_file, absl::StrCat(port, "\n"));
   }
@@ -223,6 +272,9 @@ void AddOptions(CLI::App& app, Flags& flags) {
                  flags.identity,
                  "Folder of `ravel-coordinator certify-store`: certificate, key and authority");
   app.add_option("--operators", flags.operators, "Users who may change everything")->delimiter(',');
+  app.add_option("--coordinator",
+                 flags.coordinator,
+                 "HOST:PORT of the coordinator: whom it revokes is refused here within seconds");
   app.add_option("--quota", flags.quota, "Bytes of all files; with a unit, 10GB; 0: none")
       ->transform(CLI::AsSizeValue(false))
       ->capture_default_str();

@@ -82,7 +82,23 @@ absl::StatusOr<Caller> StoreGate::CallerOf(const grpc::ServerContextBase& contex
   if (named) {
     caller.kind = CallerKind::kOperator;
   }
+  if (trust_ != nullptr) {
+    const std::vector<grpc::string_ref> shown =
+        connection->FindPropertyValues(GRPC_X509_PEM_CERT_PROPERTY_NAME);
+    if (shown.size() != 1) {
+      return absl::UnauthenticatedError("this store needs a certificate of its cluster");
+    }
+    ASSIGN_OR_RETURN(const CertificateFacts facts,
+                     ReadCertificate(std::string(shown[0].data(), shown[0].size())));
+    caller.serial = facts.serial;
+    RETURN_IF_ERROR(CheckStill(caller));
+  }
   return caller;
+}
+
+absl::Status StoreGate::CheckStill(const Caller& caller) const {
+  return trust_ == nullptr || caller.serial.empty() ? absl::OkStatus()
+                                                    : trust_->Check(caller.serial);
 }
 
 }  // namespace ravel::store_server

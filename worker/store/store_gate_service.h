@@ -11,6 +11,7 @@
 
 #include "common/status.h"
 #include "worker/store/store_rules.h"
+#include "worker/store/trust_book.h"
 
 namespace ravel::store_server {
 
@@ -25,13 +26,18 @@ class StoreGate {
       const std::string& folder, std::vector<std::string> operators);
 
   std::shared_ptr<grpc::ServerCredentials> Credentials() const;
-  // Unauthenticated says why the connection names nobody.
+  // Before the server starts. The book outlives the server.
+  void UseTrust(const TrustBook* trust) { trust_ = trust; }
+  // Unauthenticated says why the connection names nobody; PermissionDenied: it was revoked.
   absl::StatusOr<Caller> CallerOf(const grpc::ServerContextBase& context) const;
+  // PermissionDenied when the caller was revoked since: for each message of a stream. Cheap.
+  absl::Status CheckStill(const Caller& caller) const;
 
  private:
   std::string folder_;   // empty: plaintext
   std::string cluster_;  // in the URIs of certificates
   std::vector<std::string> operators_;
+  const TrustBook* trust_ = nullptr;  // null: nobody is ever revoked
 };
 
 }  // namespace ravel::store_server

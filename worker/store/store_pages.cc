@@ -7,7 +7,7 @@
 namespace ravel::store_server {
 namespace {
 
-std::string Metrics(const DiskSet& disks, const StoreService& service) {
+std::string Metrics(const DiskSet& disks, const StoreService& service, const TrustBook* trust) {
   const StoreCounts& counts = service.counts();
   http::PrometheusText text;
   const auto counter = [&text](std::string_view name, std::string_view help, int64_t value) {
@@ -28,6 +28,11 @@ std::string Metrics(const DiskSet& disks, const StoreService& service) {
   gauge("ravel_store_used_bytes", "Bytes of all files.", disks.used_bytes());
   gauge("ravel_store_free_bytes", "Bytes that one more file may have.", disks.FreeBytes());
   gauge("ravel_store_quota_bytes", "The quota; 0: none.", disks.quota_bytes());
+  if (trust != nullptr) {
+    gauge("ravel_store_trust_heard_seconds",
+          "Time of the coordinator's last word on who is revoked, since 1970; 0: none yet.",
+          trust->heard_ms() / 1000);
+  }
   return text.Take();
 }
 
@@ -35,7 +40,8 @@ std::string Metrics(const DiskSet& disks, const StoreService& service) {
 
 absl::StatusOr<std::unique_ptr<http::Server>> ServeStorePages(const std::string& listen,
                                                               const DiskSet* disks,
-                                                              const StoreService* service) {
+                                                              const StoreService* service,
+                                                              const TrustBook* trust) {
   http::ServerOptions options;
   options.listen = listen;
   const auto good = [](const http::Respond& respond) { respond({.body = "ok\n"}); };
@@ -44,9 +50,9 @@ absl::StatusOr<std::unique_ptr<http::Server>> ServeStorePages(const std::string&
     const bool room = disks->FreeBytes() > 0;
     respond({.status = room ? 200 : 503, .body = room ? "ok\n" : "full\n"});
   };
-  options.pages["/metrics"] = [disks, service](const http::Respond& respond) {
+  options.pages["/metrics"] = [disks, service, trust](const http::Respond& respond) {
     respond({.content_type = std::string(http::PrometheusText::kContentType),
-             .make_body = [disks, service] { return Metrics(*disks, *service); }});
+             .make_body = [disks, service, trust] { return Metrics(*disks, *service, trust); }});
   };
   return http::Server::Start(std::move(options));
 }

@@ -11,9 +11,10 @@
 
 namespace ravel::store_server {
 
-// Disks and service outlive it. Errors as those of http::Server::Start.
+// Disks, service and trust outlive it; trust may be null. Errors as those of http::Server::Start.
 absl::StatusOr<std::unique_ptr<http::Server>> ServeStorePages(const std::string& listen,
                                                               const DiskSet* disks,
-                                                              const StoreService* service);
+                                                              const StoreService* service,
+                                                              const TrustBook* trust);
 
 }  // namespace ravel::store_server

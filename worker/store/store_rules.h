@@ -20,7 +20,8 @@ enum class CallerKind {
 
 struct Caller {
   CallerKind kind = CallerKind::kUser;
-  std::string text = {};  // "node/n1"
+  std::string text = {};    // "node/n1"
+  std::string serial = {};  // of the certificate, in hex; empty where nobody asks for it
 };
 
 // The caller that a certificate's URI names, spiffe://CLUSTER.ravel/node/NAME. Unauthenticated for

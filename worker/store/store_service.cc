@@ -143,6 +143,7 @@ absl::Status StoreService::WriteFile(grpc::ServerContext& context, WriteStream& 
   if (!stream.Read(&first)) {
     return absl::CancelledError("the stream ended before its first message");
   }
+  RETURN_IF_ERROR(gate_->CheckStill(caller));
   RETURN_IF_ERROR(CheckOpen(first));
   const v1::StoreWriteRequest::Open& open = first.open();
   RETURN_IF_ERROR(CheckAct(caller, Act::kWrite, open.path(), *fences_));
@@ -167,6 +168,7 @@ absl::Status StoreService::WriteBlocks(const Caller& caller,
   v1::StoreWriteRequest block;
   v1::StoreWriteReply reply;
   while (stream.Read(&block)) {
+    RETURN_IF_ERROR(gate_->CheckStill(caller));
     const std::string& data = block.data();
     if (block.finish()) {
       RETURN_IF_ERROR(CheckAct(caller, Act::kWrite, open.path(), *fences_));
@@ -228,13 +230,14 @@ grpc::Status StoreService::Read(grpc::ServerContext* context,
   const auto read = [&]() -> absl::Status {
     const StreamTurn turn(this);
     RETURN_IF_ERROR(turn.status());
-    RETURN_IF_ERROR(gate_->CallerOf(*context).status());
-    return ReadFile(*request, *stream);
+    ASSIGN_OR_RETURN(const Caller caller, gate_->CallerOf(*context));
+    return ReadFile(caller, *request, *stream);
   };
   return Told(read());
 }
 
-absl::Status StoreService::ReadFile(const v1::StoreReadRequest& request,
+absl::Status StoreService::ReadFile(const Caller& caller,
+                                    const v1::StoreReadRequest& request,
                                     grpc::ServerWriter<v1::StoreReadReply>& stream) {
   RETURN_IF_ERROR(CheckFilePath(request.path()));
   if (request.offset() < 0 || request.length() < 0 || request.length() > kMaxReadBytes) {
@@ -247,6 +250,7 @@ absl::Status StoreService::ReadFile(const v1::StoreReadRequest& request,
   v1::StoreReadReply reply;
   const int64_t end = request.offset() + request.length();
   for (int64_t at = request.offset(); at < end; at += kMaxBlockBytes) {
+    RETURN_IF_ERROR(gate_->CheckStill(caller));
     std::string& data = *reply.mutable_data();
     data.resize(Size(std::min(kMaxBlockBytes, end - at)));
     RETURN_IF_ERROR(file->ReadAt(at, std::as_writable_bytes(std::span(data.data(), data.size()))));

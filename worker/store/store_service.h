@@ -80,7 +80,8 @@ class StoreService final : public v1::Store::Service {
                            const v1::StoreWriteRequest::Open& open,
                            Upload& upload,
                            WriteStream& stream);
-  absl::Status ReadFile(const v1::StoreReadRequest& request,
+  absl::Status ReadFile(const Caller& caller,
+                        const v1::StoreReadRequest& request,
                         grpc::ServerWriter<v1::StoreReadReply>& stream);
   // Counts a call's result.
   grpc::Status Told(const absl::Status& status);

@@ -1,5 +1,6 @@
 #include "coordinator/access/access_registry.h"
 
+#include <algorithm>
 #include <filesystem>
 #include <optional>
 
@@ -11,6 +12,7 @@
 #include "common/join_token.h"
 #include "coordinator/access/cluster_init.h"
 #include "coordinator/access/context_file.h"
+#include "coordinator/access/store_certificate.h"
 #include "tests/testing/fake_clock.h"
 #include "tests/testing/process.h"
 
@@ -179,6 +181,71 @@ TEST_F(AccessRegistryTest, RevocationEndsCertificatesTokensAndCalls) {
             absl::StatusCode::kNotFound);
 }
 
+TEST_F(AccessRegistryTest, TrustNamesEnrolmentsThatEndedAndOutlivesARestart) {
+  const auto is_ended = [this](const Enrolment& enrolment) {
+    const std::string serial = ReadCertificate(enrolment.certificate)->serial;
+    const std::shared_ptr<const Trust> trust = registry_->trust();
+    return std::any_of(trust->ended.begin(), trust->ended.end(), [&](const auto& ended) {
+      return absl::StartsWith(serial, ended.enrolment);
+    });
+  };
+  const TokenOrder alice{.kind = IdentityKind::kUser, .name = "alice", .role = Role::kViewer};
+  const std::string before = registry_->trust()->version;
+  const std::string nodes = Token({.uses = 3});
+  const absl::StatusOr<Enrolment> node = Enrol(nodes, "n1");
+  const absl::StatusOr<Enrolment> other = Enrol(nodes, "n2");
+  const absl::StatusOr<Enrolment> user = Enrol(Token(alice));
+  EXPECT_EQ(registry_->trust()->version, before) << "nobody is refused so far";
+  ASSERT_TRUE(registry_->Revoke(IdentityKind::kNode, "n1", kAdmin).ok());
+  const std::string revoked = registry_->trust()->version;
+  EXPECT_NE(revoked, before);
+  const absl::StatusOr<Enrolment> again = Enrol(nodes, "n1");
+  EXPECT_EQ(registry_->trust()->version, revoked);
+  const absl::StatusOr<Enrolment> anew = Enrol(Token(alice));
+  const std::string replaced = registry_->trust()->version;
+  EXPECT_NE(replaced, revoked);
+  for (int restarts = 0; restarts < 2; ++restarts) {
+    EXPECT_TRUE(is_ended(*node));
+    EXPECT_TRUE(is_ended(*user)) << "replaced";
+    EXPECT_FALSE(is_ended(*other));
+    EXPECT_FALSE(is_ended(*again));
+    EXPECT_FALSE(is_ended(*anew));
+    EXPECT_EQ(registry_->trust()->version, replaced);
+    EXPECT_EQ(registry_->trust()->authority, registry_->files().trusted);
+    Open();
+  }
+}
+
+TEST_F(AccessRegistryTest, AnEnrolmentIsForgottenWhenItsLastCertificateHasEnded) {
+  const std::string nodes = Token({.uses = 2});
+  ASSERT_TRUE(Enrol(nodes, "n1").ok() && Enrol(nodes, "n2").ok());
+  ASSERT_TRUE(registry_->Revoke(IdentityKind::kNode, "n1", kAdmin).ok());
+  clock_.AdvanceMs(91 * 24 * kHourMs);
+  ASSERT_TRUE(registry_->Revoke(IdentityKind::kNode, "n2", kAdmin).ok());
+  for (int restarts = 0; restarts < 2; ++restarts) {
+    ASSERT_EQ(registry_->trust()->ended.size(), 1u);
+    EXPECT_EQ(registry_->trust()->ended[0].name, "n2");
+    Open();
+  }
+}
+
+TEST_F(AccessRegistryTest, AStoreIsKnownByTheAuthorityAloneUntilItsCertificateEnds) {
+  const std::string out = scratch_.path() + "/store";
+  ASSERT_EQ(
+      CertifyStore({.state_dir = State(), .names = {"localhost"}, .output = out}, clock_.WallMs()),
+      absl::OkStatus());
+  const absl::StatusOr<CertificateFacts> facts =
+      ReadCertificate(ReadText(out + "/certificate.pem"));
+  ASSERT_TRUE(facts.ok()) << facts.status();
+  EXPECT_TRUE(facts->is_client);
+  EXPECT_FALSE(ReadCertificate(ReadText(registry_->files().ServerPath()))->is_client);
+  const absl::StatusOr<Identity> store = registry_->Identify(*facts);
+  ASSERT_TRUE(store.ok()) << store.status();
+  EXPECT_EQ(store->Text(), "store");
+  clock_.AdvanceMs(366 * 24 * kHourMs);
+  EXPECT_EQ(registry_->Identify(*facts).status().code(), absl::StatusCode::kUnauthenticated);
+}
+
 TEST_F(AccessRegistryTest, NobodyRevokesItself) {
   EXPECT_EQ(registry_->Revoke(IdentityKind::kUser, "admin", kAdmin).code(),
             absl::StatusCode::kFailedPrecondition);
@@ -266,6 +333,7 @@ TEST_F(AccessRegistryTest, AnAuthorityIsRotatedInTwoSteps) {
   ASSERT_TRUE(BeginRotation(state, clock_.WallMs()).ok());
   EXPECT_TRUE(absl::IsFailedPrecondition(BeginRotation(state, clock_.WallMs())));
   ASSERT_TRUE(*registry_->ReloadAuthority());
+  EXPECT_EQ(registry_->trust()->authority, registry_->files().trusted);
 
   const AuthorityFiles between = registry_->files();
   EXPECT_TRUE(between.rotating);

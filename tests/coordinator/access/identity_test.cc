@@ -80,6 +80,17 @@ TEST(IdentityTest, NodesAndUsersDoNotTakeEachOthersPart) {
   EXPECT_FALSE(CheckMethod(Node(), "/ravel.v1.Access/CreateToken").ok());
 }
 
+TEST(IdentityTest, AStoreAsksForWhomToTrustAndForNothingElse) {
+  const Identity store = {.kind = IdentityKind::kStore};
+  EXPECT_EQ(store.Text(), "store");
+  for (const std::string& method : AllMethods()) {
+    EXPECT_EQ(CheckMethod(store, method).ok(), method == "/ravel.v1.Access/GetTrust") << method;
+  }
+  EXPECT_FALSE(CheckMethod(Node(), "/ravel.v1.Access/GetTrust").ok());
+  EXPECT_FALSE(CheckMethod(User(Role::kOperator), "/ravel.v1.Access/GetTrust").ok());
+  EXPECT_FALSE(CheckNamespace(store, "default").ok());
+}
+
 TEST(IdentityTest, ANamespaceIsTheUsersOwn) {
   EXPECT_TRUE(CheckNamespace(User(Role::kUser, "default"), "").ok());
   EXPECT_TRUE(CheckNamespace(User(Role::kUser, "team"), "team").ok());
@@ -96,10 +107,15 @@ TEST(IdentityTest, UrisAreReadBackAndNothingElseIs) {
   ASSERT_TRUE(ParseUri("c1", UriOf("c1", IdentityKind::kNode, "n-1.x"), &kind, &name));
   EXPECT_EQ(kind, IdentityKind::kNode);
   EXPECT_EQ(name, "n-1.x");
+  ASSERT_TRUE(ParseUri("c1", StoreUri("c1"), &kind, &name));
+  EXPECT_EQ(kind, IdentityKind::kStore);
+  EXPECT_EQ(name, "");
   for (const char* bad : {"",
                           "spiffe://c1.ravel/node/",
                           "spiffe://c2.ravel/node/n1",
                           "spiffe://c1.ravel/coordinator",
+                          "spiffe://c1.ravel/store/s1",
+                          "spiffe://c2.ravel/store",
                           "spiffe://c1.ravel/node/../user/admin",
                           "spiffe://c1.ravel/node/a/b",
                           "spiffe://c1.ravel/user/a b",

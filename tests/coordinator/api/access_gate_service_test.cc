@@ -17,6 +17,7 @@
 
 #include "common/join_token.h"
 #include "coordinator/access/cluster_init.h"
+#include "coordinator/access/store_certificate.h"
 #include "coordinator/api/access_service.h"
 #include "proto/fleet.pb.h"
 #include "proto/jobs.pb.h"
@@ -188,6 +189,51 @@ TEST_F(AccessGateTest, AnOpenConnectionDoesNotOutliveItsIdentity) {
   EXPECT_EQ(after.error_code(), grpc::StatusCode::UNAUTHENTICATED);
   EXPECT_THAT(after.error_message(), HasSubstr("was revoked"));
   EXPECT_EQ(Refusals("user/vera", "UNAUTHENTICATED"), 1u);
+}
+
+TEST_F(AccessGateTest, AStoreIsToldWhomToRefuseAndOnlyWhatIsNew) {
+  const std::string out = scratch_.path() + "/store";
+  ASSERT_EQ(
+      CertifyStore({.state_dir = scratch_.path() + "/state", .names = {"127.0.0.1"}, .output = out},
+                   SystemClock::Get().WallMs()),
+      absl::OkStatus());
+  const std::shared_ptr<grpc::Channel> channel =
+      Tls(testing::ReadText(out + "/certificate.pem"), testing::ReadText(out + "/key.pem"));
+  const auto ask = [&channel](const std::string& version) {
+    v1::GetTrustRequest request;
+    request.set_version(version);
+    v1::GetTrustResponse response;
+    grpc::ClientContext context;
+    context.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(20));
+    const grpc::Status status =
+        v1::Access::NewStub(channel)->GetTrust(&context, request, &response);
+    EXPECT_TRUE(status.ok()) << status.error_message();
+    return response;
+  };
+  const v1::GetTrustResponse first = ask("");
+  EXPECT_FALSE(first.unchanged());
+  EXPECT_EQ(first.revoked_size(), 0);
+  EXPECT_EQ(first.authority(), registry_->files().trusted);
+  const v1::GetTrustResponse second = ask(first.version());
+  EXPECT_TRUE(second.unchanged());
+  EXPECT_EQ(second.version(), first.version());
+  EXPECT_EQ(second.authority(), "");
+  ASSERT_NE(Enrolled("vera", Role::kViewer), nullptr);
+  ASSERT_TRUE(registry_->Revoke(IdentityKind::kUser, "vera", admin_).ok());
+  const v1::GetTrustResponse third = ask(first.version());
+  EXPECT_FALSE(third.unchanged());
+  ASSERT_EQ(third.revoked_size(), 1);
+  EXPECT_EQ(third.revoked(0).kind(), v1::USER);
+  EXPECT_EQ(third.revoked(0).name(), "vera");
+  EXPECT_EQ(third.revoked(0).serial_prefix().size(), 16u);
+  EXPECT_GT(third.revoked(0).revoked_ms(), 0);
+  // A store does nothing else, and who is no store is not told.
+  EXPECT_EQ(Call(channel, "/ravel.v1.Access/WhoAmI").error_code(),
+            grpc::StatusCode::PERMISSION_DENIED);
+  EXPECT_EQ(Refusals("store", "PERMISSION_DENIED"), 1u);
+  EXPECT_EQ(Call(Enrolled("otto", Role::kOperator), "/ravel.v1.Access/GetTrust").error_code(),
+            grpc::StatusCode::PERMISSION_DENIED);
+  EXPECT_TRUE(Call(Enrolled("root", Role::kAdmin), "/ravel.v1.Access/GetTrust").ok());
 }
 
 TEST_F(AccessGateTest, WhoCallsTooOftenWaitsAndNobodyElse) {

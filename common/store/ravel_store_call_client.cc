@@ -12,6 +12,7 @@
 #include "common/file_writer.h"
 #include "common/json.h"
 #include "common/mutex.h"
+#include "common/peer_chain.h"
 
 namespace ravel::store {
 namespace {
@@ -19,6 +20,7 @@ namespace {
 using std::chrono::milliseconds;
 
 constexpr milliseconds kLongestPause{2000};
+constexpr milliseconds kHandshakeTime{1000};
 constexpr int64_t kMaxIdentityBytes = 64 << 10;
 constexpr int64_t kMaxContextBytes = 256 << 10;
 
@@ -67,6 +69,13 @@ class Channels {
   void SetSource(StoreIdentitySource source) {
     const MutexLock lock(mutex_);
     source_ = std::move(source);
+  }
+
+  // The channel to this address was made without an identity.
+  bool IsPlain(const std::string& target) {
+    const MutexLock lock(mutex_);
+    const auto found = entries_.find(target);
+    return found != entries_.end() && found->second.certificate.empty();
   }
 
   absl::StatusOr<std::shared_ptr<grpc::Channel>> To(const HostPort& address,
@@ -151,6 +160,21 @@ milliseconds Backoff::Next() {
 absl::StatusOr<std::unique_ptr<v1::Store::Stub>> StoreAddress::Stub() const {
   ASSIGN_OR_RETURN(const std::shared_ptr<grpc::Channel> channel, Channels::Get().To(host, target));
   return v1::Store::NewStub(channel);
+}
+
+absl::Status StoreAddress::CheckSpokenTo(const absl::Status& failed) const {
+  if (!absl::IsUnavailable(failed) || !Channels::Get().IsPlain(target)) {
+    return absl::OkStatus();
+  }
+  // No certificate has this fingerprint: what is asked is whether there is a chain at all.
+  const absl::Status shown = FetchAuthority(target, "", kHandshakeTime).status();
+  return absl::IsPermissionDenied(shown)
+             ? absl::FailedPreconditionError(
+                   absl::StrCat("store ",
+                                target,
+                                ": it takes callers with a certificate only, and this process has "
+                                "none; `ravelctl login`, or RAVEL_STORE_IDENTITY, gives it one"))
+             : absl::OkStatus();
 }
 
 void StoreAddress::Pause(Backoff& backoff) const {

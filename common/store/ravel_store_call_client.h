@@ -55,6 +55,9 @@ struct StoreAddress {
   // On the channel that the process has to this address. FailedPrecondition for an address beyond
   // this host without an identity.
   absl::StatusOr<std::unique_ptr<v1::Store::Stub>> Stub() const;
+  // After a first try that failed so. FailedPrecondition: the store speaks TLS and this process has
+  // no identity, so that no other try can do better. Takes a handshake, at most a second.
+  absl::Status CheckSpokenTo(const absl::Status& failed) const;
   // Before the next try. Connects meanwhile: gRPC's blocking calls drive a connection only while
   // one of them waits, and one that fails at once waits for nothing, so that no TLS handshake would
   // ever come to its end.
@@ -76,6 +79,9 @@ absl::Status Persist(const StoreAddress& address, int& tries, const Once& once) 
     const absl::Status status = once(*stub, context);
     if (!MayPass(status) || std::chrono::steady_clock::now() >= end) {
       return status;
+    }
+    if (tries == 1) {
+      RETURN_IF_ERROR(address.CheckSpokenTo(status));
     }
     address.Pause(backoff);
   }

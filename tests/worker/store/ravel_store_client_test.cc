@@ -14,6 +14,8 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include "common/certificate.h"
+#include "common/clock.h"
 #include "common/crc32c.h"
 #include "proto/store.grpc.pb.h"
 #include "tests/testing/local_store_service.h"
@@ -102,6 +104,37 @@ TEST_F(RavelStoreTest, AStoreThatIsAwayIsToldInTime) {
   EXPECT_TRUE(absl::IsUnavailable(away)) << away;
   EXPECT_THAT(std::string(away.message()), HasSubstr(url));
   EXPECT_TRUE(absl::IsUnavailable(store->Create("f", 1).status()));
+}
+
+TEST_F(RavelStoreTest, AStoreThatSpeaksTlsIsNotAskedInClearAgain) {
+  const int64_t now_ms = SystemClock::Get().WallMs();
+  const Authority authority = *MakeAuthority("c1", now_ms - 60'000, now_ms + 600'000);
+  const std::string key = MakePrivateKey();
+  grpc::SslServerCredentialsOptions tls(GRPC_SSL_REQUEST_AND_REQUIRE_CLIENT_CERTIFICATE_AND_VERIFY);
+  tls.pem_root_certs = authority.certificate;
+  tls.pem_key_cert_pairs.push_back(
+      {.private_key = key,
+       .cert_chain = *IssueCertificate(authority,
+                                       *MakeCertificateRequest(key),
+                                       {.uri = "spiffe://c1.ravel/store",
+                                        .serial = "\x01" + std::string(15, 'x'),
+                                        .names = {"127.0.0.1"},
+                                        .use = CertificateUse::kServer,
+                                        .not_before_ms = now_ms - 60'000,
+                                        .not_after_ms = now_ms + 600'000})});
+  v1::Store::Service service;
+  int port = 0;
+  grpc::ServerBuilder builder;
+  builder.AddListeningPort("127.0.0.1:0", grpc::SslServerCredentials(tls), &port);
+  builder.RegisterService(&service);
+  const std::unique_ptr<grpc::Server> server = builder.BuildAndStart();
+  // Tried again and again, it would not come back within the test's time.
+  const auto store = *OpenRavelStore("ravel://127.0.0.1:" + std::to_string(port) + "/job",
+                                     {.call_time = std::chrono::hours(1)});
+  const absl::Status refused = store->List("").status();
+  EXPECT_TRUE(absl::IsFailedPrecondition(refused)) << refused;
+  EXPECT_THAT(std::string(refused.message()), HasSubstr("callers with a certificate only"));
+  server->Shutdown(std::chrono::system_clock::now());
 }
 
 TEST_F(RavelStoreTest, BeyondThisHostNothingIsSpokenInClear) {

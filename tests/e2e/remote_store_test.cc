@@ -7,7 +7,10 @@
 #include <filesystem>
 #include <map>
 #include <memory>
+#include <optional>
+#include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <absl/strings/match.h>
@@ -15,6 +18,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "common/store/ravel_store_client.h"
 #include "tests/testing/eventually.h"
 #include "tests/testing/mini_cluster.h"
 #include "tests/testing/secure_cluster.h"
@@ -192,10 +196,8 @@ TEST_F(RemoteStoreTest, OfTwoStepsThatRaceForANameOneIsThere) {
   }
 }
 
-TEST(SecureStoreTest, AStoreKnowsItsCallersAndLetsThemDoTheirPart) {
-  const auto started = SecureCluster::Start({});
-  ASSERT_TRUE(started.ok()) << started.status();
-  SecureCluster& cluster = **started;
+// The folder of a new identity of a store.
+std::string Certify(const SecureCluster& cluster) {
   const std::string identity = cluster.folder() + "/store-identity";
   const RunResult certified = cluster.Run({BinaryPath("ravel-coordinator"),
                                            "certify-store",
@@ -205,7 +207,15 @@ TEST(SecureStoreTest, AStoreKnowsItsCallersAndLetsThemDoTheirPart) {
                                            "127.0.0.1",
                                            "--out",
                                            identity});
-  ASSERT_EQ(certified.exit_code, 0) << certified.err;
+  EXPECT_EQ(certified.exit_code, 0) << certified.err;
+  return identity;
+}
+
+TEST(SecureStoreTest, AStoreKnowsItsCallersAndLetsThemDoTheirPart) {
+  const auto started = SecureCluster::Start({});
+  ASSERT_TRUE(started.ok()) << started.status();
+  SecureCluster& cluster = **started;
+  const std::string identity = Certify(cluster);
   StoreProcess store({.folder = cluster.folder() + "/server",
                       .flags = {"--identity", identity, "--operators", "admin"}});
   ASSERT_EQ(store.Start(), absl::OkStatus());
@@ -238,6 +248,84 @@ TEST(SecureStoreTest, AStoreKnowsItsCallersAndLetsThemDoTheirPart) {
   const RunResult plain = cluster.Run(
       {BinaryPath("ravelctl"), "--coordinator", "127.0.0.1:1", "checkpoints", "verify", step});
   EXPECT_NE(plain.exit_code, 0);
+  EXPECT_THAT(plain.err, HasSubstr("callers with a certificate only"));
+}
+
+// Writes files of one unfinished save by identities of nodes, as trainers do.
+class WriterOf {
+ public:
+  explicit WriterOf(std::string url) : url_(std::move(url)) {}
+  ~WriterOf() { store::SetStoreIdentitySource(nullptr); }
+
+  // By the identity in that folder from now on.
+  absl::StatusOr<std::unique_ptr<store::ObjectStore>> Open(const std::string& identity) const {
+    store::SetStoreIdentitySource(
+        [identity]() -> absl::StatusOr<std::optional<store::StoreIdentity>> {
+          return store::StoreIdentity{.authority = ReadText(identity + "/authority.pem"),
+                                      .certificate = ReadText(identity + "/certificate.pem"),
+                                      .key = ReadText(identity + "/key.pem")};
+        });
+    return store::OpenRavelStore(url_);
+  }
+  absl::StatusOr<std::unique_ptr<store::FileWriter>> Begin(const std::string& identity) {
+    ASSIGN_OR_RETURN(const auto opened, Open(identity));
+    RETURN_IF_ERROR(store::MakeDirectories(*opened, std::string(kSave) + "/model"));
+    return opened->Create(absl::StrCat(kSave, "/model/f", ++files_), 1);
+  }
+  static absl::Status End(store::FileWriter& writer) {
+    const char byte = 'x';
+    RETURN_IF_ERROR(writer.Append(std::as_bytes(std::span(&byte, 1))));
+    return writer.Finish();
+  }
+  absl::Status Write(const std::string& identity) {
+    ASSIGN_OR_RETURN(const auto writer, Begin(identity));
+    return End(*writer);
+  }
+
+ private:
+  static constexpr char kSave[] = "step-0000000020.e7.a1.3f2a9c01.tmp";
+  const std::string url_;
+  int files_ = 0;
+};
+
+TEST(SecureStoreTest, ARevokedNodeIsRefusedWithinSecondsAlsoWhileTheCoordinatorIsAway) {
+  const auto started = SecureCluster::Start({});
+  ASSERT_TRUE(started.ok()) << started.status();
+  SecureCluster& cluster = **started;
+  StoreProcess store(
+      {.folder = cluster.folder() + "/server",
+       .flags = {"--identity", Certify(cluster), "--coordinator", cluster.address()}});
+  ASSERT_EQ(store.Start(), absl::OkStatus());
+  for (const char* node : {"n1", "n2"}) {
+    ASSERT_EQ(cluster.Join(node, cluster.Token({"node"})).exit_code, 0);
+  }
+  const std::string bad = cluster.folder() + "/stolen";
+  const std::string good = cluster.WorkDir("n2") + "/identity";
+  std::filesystem::rename(cluster.WorkDir("n1") + "/identity", bad);
+  WriterOf writer(store.Url("job"));
+  std::filesystem::create_directories(store.File("job"));
+  ASSERT_EQ(writer.Write(bad), absl::OkStatus()) << store.Log();
+  ASSERT_EQ(writer.Write(good), absl::OkStatus());
+  const auto open = writer.Begin(bad);
+  ASSERT_TRUE(open.ok()) << open.status();
+
+  ASSERT_EQ(cluster.Ctl({"revoke", "node", "n1"}).exit_code, 0);
+  EXPECT_TRUE(Eventually(seconds(15), [&] { return absl::IsPermissionDenied(writer.Write(bad)); }))
+      << store.Log();
+  EXPECT_TRUE(absl::IsPermissionDenied(WriterOf::End(**open))) << "on a stream that was open";
+  EXPECT_EQ(writer.Write(good), absl::OkStatus());
+  // The name is good again by a new certificate, at once; the stolen one is not.
+  ASSERT_EQ(cluster.Join("n1", cluster.Token({"node"})).exit_code, 0);
+  EXPECT_EQ(writer.Write(cluster.WorkDir("n1") + "/identity"), absl::OkStatus());
+
+  cluster.KillCoordinator();
+  for (int starts = 0; starts < 2; ++starts) {
+    const absl::Status refused = writer.Write(bad);
+    EXPECT_TRUE(absl::IsPermissionDenied(refused)) << refused;
+    EXPECT_THAT(std::string(refused.message()), HasSubstr("node/n1 was revoked"));
+    EXPECT_EQ(writer.Write(good), absl::OkStatus());
+    ASSERT_EQ(store.KillAndStart(), absl::OkStatus());
+  }
 }
 
 }  // namespace

@@ -6,7 +6,10 @@
 // name. No network, no callers.
 
 #include <cstdint>
+#include <cstdlib>
+#include <map>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -47,9 +50,14 @@ class Upload {
   Upload(const Upload&) = delete;
   Upload& operator=(const Upload&) = delete;
 
-  int64_t written() const { return written_; }
-  // ResourceExhausted above the quota. What does not fit whole is cut off.
-  absl::Status Append(std::string_view data);
+  int64_t appended() const { return written_ + pending_; }
+  // `crc32c` is that of data. ResourceExhausted above the quota. After an error the upload is only
+  // good for being destroyed: its part holds what was flushed.
+  absl::Status Append(std::string_view data, uint32_t crc32c);
+  // A block more would be written together with those before; else Flush comes first.
+  bool MayTakeMore() const;
+  // What was appended is in the part: a process that is killed does not lose it.
+  absl::Status Flush();
   // Durable, under its name. DataLoss, and the part is gone, unless the whole file has this size
   // and crc32c; AlreadyExists when the name is taken.
   absl::Status Finish(int64_t size, uint32_t crc32c);
@@ -59,15 +67,27 @@ class Upload {
   Upload(DiskSet* disks, std::string part, std::string path)
       : disks_(disks), part_(std::move(part)), path_(std::move(path)) {}
   absl::Status Open(int64_t offset, int64_t expected_bytes);
+  // Writes it behind what is written, whole or not at all.
+  absl::Status Put(std::string_view data);
+  // Writes past the page cache what can be written so; the number of bytes.
+  absl::StatusOr<size_t> PutDirect(std::string_view data);
+
+  struct Free {
+    void operator()(char* memory) const { std::free(memory); }
+  };
 
   DiskSet* disks_;
   const std::string part_;  // full paths
   const std::string path_;
   int fd_ = -1;
-  int64_t written_ = 0;
-  int64_t reserved_ = 0;  // of the quota, beyond what is written
-  int64_t started_ = 0;   // bytes whose way to the disk was begun
-  uint32_t crc_ = 0;
+  int direct_fd_ = -1;  // of the same part, past the page cache; -1: the file system has none
+  std::unique_ptr<char, Free> buffer_;  // aligned, for direct_fd_
+  int64_t pending_ = 0;                 // bytes in it
+  int64_t written_ = 0;                 // bytes of the part
+  int64_t reserved_ = 0;                // of the quota, beyond what is written
+  int64_t started_ = 0;                 // bytes whose way to the disk was begun
+  uint32_t crc_ = 0;                    // of all that was appended
+  bool failed_ = false;                 // crc_ is not that of the part
 };
 
 // Thread-safe. Paths are those of CheckPath.
@@ -114,6 +134,15 @@ class DiskSet {
   static int64_t FreeOn(const store::FileStore& disk);
   absl::Status Reserve(int64_t bytes);
   void AddUsed(int64_t bytes, int64_t reserved);
+  // The checksum of a part between two streams of its upload, so that the second does not read what
+  // the first has written. Only a few are kept; Recall forgets.
+  void Remember(const std::string& part, int64_t size, uint32_t crc32c);
+  std::optional<uint32_t> Recall(const std::string& part, int64_t size);
+
+  struct PartSum {
+    int64_t size = 0;
+    uint32_t crc32c = 0;
+  };
 
   const DiskOptions options_;
   std::vector<std::unique_ptr<store::FileStore>> disks_;
@@ -121,6 +150,7 @@ class DiskSet {
   mutable Mutex mutex_;
   int64_t used_ ABSL_GUARDED_BY(mutex_) = 0;
   int64_t reserved_ ABSL_GUARDED_BY(mutex_) = 0;
+  std::map<std::string, PartSum> sums_ ABSL_GUARDED_BY(mutex_);  // by the path of the part
 };
 
 }  // namespace ravel::store_server

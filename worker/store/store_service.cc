@@ -1,6 +1,6 @@
-// Handlers block: each runs on a thread of gRPC, whose number is bounded with the number of
-// streams. An upload has one writer: a newer stream for it ends the older one, whose client is
-// gone, and waits until its thread has let go of the file.
+// Handlers block: each runs on a thread of gRPC, or of its own, whose number is bounded with the
+// number of streams. An upload has one writer: a newer stream for it ends the older one, whose
+// client is gone, and waits until its thread has let go of the file.
 
 #include "worker/store/store_service.h"
 
@@ -77,7 +77,7 @@ class StoreService::StreamTurn {
 // The only writer of an upload.
 class StoreService::UploadTurn {
  public:
-  UploadTurn(StoreService* service, std::string key, grpc::ServerContext* context)
+  UploadTurn(StoreService* service, std::string key, grpc::ServerContextBase* context)
       : service_(service), key_(std::move(key)), context_(context) {}
   ~UploadTurn() {
     const MutexLock lock(service_->mutex_);
@@ -111,7 +111,7 @@ class StoreService::UploadTurn {
  private:
   StoreService* const service_;
   const std::string key_;
-  grpc::ServerContext* const context_;
+  grpc::ServerContextBase* const context_;
   bool held_ = false;
 };
 
@@ -131,21 +131,25 @@ grpc::Status StoreService::Told(const absl::Status& status) {
   return {static_cast<grpc::StatusCode>(status.code()), std::string(status.message())};
 }
 
-grpc::Status StoreService::Write(grpc::ServerContext* context, WriteStream* stream) {
-  return Told(WriteFile(*context, *stream));
+grpc::ServerBidiReactor<v1::StoreWriteRequest, v1::StoreWriteReply>* StoreService::Write(
+    grpc::CallbackServerContext* context) {
+  const auto turn = std::make_shared<StreamTurn>(this);  // shared: functions can be copied
+  if (!turn->status().ok()) {
+    return WriteCall::Refuse(Told(turn->status()));
+  }
+  return WriteCall::Start(
+      [this, context, turn](WriteCall& call) { return Told(WriteFile(*context, call)); });
 }
 
-absl::Status StoreService::WriteFile(grpc::ServerContext& context, WriteStream& stream) {
-  const StreamTurn turn(this);
-  RETURN_IF_ERROR(turn.status());
+absl::Status StoreService::WriteFile(grpc::ServerContextBase& context, WriteCall& call) {
   ASSIGN_OR_RETURN(const Caller caller, gate_->CallerOf(context));
-  v1::StoreWriteRequest first;
-  if (!stream.Read(&first)) {
+  const v1::StoreWriteRequest* const first = call.Read();
+  if (first == nullptr) {
     return absl::CancelledError("the stream ended before its first message");
   }
   RETURN_IF_ERROR(gate_->CheckStill(caller));
-  RETURN_IF_ERROR(CheckOpen(first));
-  const v1::StoreWriteRequest::Open& open = first.open();
+  RETURN_IF_ERROR(CheckOpen(*first));
+  const v1::StoreWriteRequest::Open open = first->open();
   RETURN_IF_ERROR(CheckAct(caller, Act::kWrite, open.path(), *fences_));
   UploadTurn writer(this, absl::StrCat(open.path(), "\n", open.upload()), &context);
   RETURN_IF_ERROR(writer.Take());
@@ -154,45 +158,49 @@ absl::Status StoreService::WriteFile(grpc::ServerContext& context, WriteStream& 
       disks_->BeginUpload(open.path(), open.upload(), open.offset(), open.expected_bytes()));
   counts_.resumed_uploads += open.offset() > 0 ? 1 : 0;
   v1::StoreWriteReply reply;
-  reply.set_written(upload->written());
-  if (!stream.Write(reply)) {
+  reply.set_written(upload->appended());
+  if (!call.Write(reply)) {
     return absl::CancelledError("the stream ended");
   }
-  return WriteBlocks(caller, open, *upload, stream);
+  return WriteBlocks(caller, open, *upload, call);
 }
 
 absl::Status StoreService::WriteBlocks(const Caller& caller,
                                        const v1::StoreWriteRequest::Open& open,
                                        Upload& upload,
-                                       WriteStream& stream) {
-  v1::StoreWriteRequest block;
+                                       WriteCall& call) {
   v1::StoreWriteReply reply;
-  while (stream.Read(&block)) {
+  while (const v1::StoreWriteRequest* const block = call.Read()) {
     RETURN_IF_ERROR(gate_->CheckStill(caller));
-    const std::string& data = block.data();
-    if (block.finish()) {
+    const std::string& data = block->data();
+    if (block->finish()) {
       RETURN_IF_ERROR(CheckAct(caller, Act::kWrite, open.path(), *fences_));
-      RETURN_IF_ERROR(upload.Finish(block.offset(), block.crc32c()));
+      RETURN_IF_ERROR(upload.Finish(block->offset(), block->crc32c()));
       ++counts_.finished_files;
       reply.set_finished(true);
     } else {
-      if (block.offset() != upload.written() || data.empty() || std::ssize(data) > kMaxBlockBytes) {
+      if (block->offset() != upload.appended() || data.empty() ||
+          std::ssize(data) > kMaxBlockBytes) {
         return absl::InvalidArgumentError(
-            absl::StrCat("block: expected 1 byte to 2 MiB at byte ", upload.written()));
+            absl::StrCat("block: expected 1 byte to 2 MiB at byte ", upload.appended()));
       }
-      if (Crc32c(0, data.data(), data.size()) != block.crc32c()) {
+      if (Crc32c(0, data.data(), data.size()) != block->crc32c()) {
         ++counts_.bad_blocks;
         return absl::AbortedError(
-            absl::StrCat("block at byte ", block.offset(), ": its checksum differs"));
+            absl::StrCat("block at byte ", block->offset(), ": its checksum differs"));
       }
-      RETURN_IF_ERROR(upload.Append(data));
+      RETURN_IF_ERROR(upload.Append(data, block->crc32c()));
       counts_.written_bytes += std::ssize(data);
+      if (upload.MayTakeMore() && call.HasArrived()) {
+        continue;  // several blocks in one write
+      }
+      RETURN_IF_ERROR(upload.Flush());
     }
-    reply.set_written(upload.written());
-    if (!stream.Write(reply)) {
+    reply.set_written(upload.appended());
+    if (!call.Write(reply)) {
       return absl::CancelledError("the stream ended");
     }
-    if (block.finish()) {
+    if (block->finish()) {
       return absl::OkStatus();
     }
   }

@@ -16,6 +16,7 @@
 #include "worker/store/disk_set.h"
 #include "worker/store/fence_book.h"
 #include "worker/store/store_gate_service.h"
+#include "worker/store/write_call_service.h"
 
 namespace ravel::store_server {
 
@@ -31,8 +32,9 @@ struct StoreCounts {
   std::atomic<int64_t> streams = 0;     // now
 };
 
-// Blocking handlers on threads of gRPC. Thread-safe; disks, fences and gate outlive it.
-class StoreService final : public v1::Store::Service {
+// Blocking handlers on threads of gRPC, but for Write, which has a thread for each stream.
+// Thread-safe; disks, fences and gate outlive it.
+class StoreService final : public v1::Store::WithCallbackMethod_Write<v1::Store::Service> {
  public:
   // `max_streams`: reads and writes at once; one more is UNAVAILABLE.
   StoreService(DiskSet* disks, FenceBook* fences, const StoreGate* gate, int64_t max_streams)
@@ -40,9 +42,8 @@ class StoreService final : public v1::Store::Service {
 
   const StoreCounts& counts() const { return counts_; }
 
-  grpc::Status Write(
-      grpc::ServerContext* context,
-      grpc::ServerReaderWriter<v1::StoreWriteReply, v1::StoreWriteRequest>* stream) override;
+  grpc::ServerBidiReactor<v1::StoreWriteRequest, v1::StoreWriteReply>* Write(
+      grpc::CallbackServerContext* context) override;
   grpc::Status StatWrite(grpc::ServerContext* context,
                          const v1::StoreStatWriteRequest* request,
                          v1::StoreStatWriteReply* reply) override;
@@ -72,14 +73,13 @@ class StoreService final : public v1::Store::Service {
                      v1::StoreSpaceReply* reply) override;
 
  private:
-  using WriteStream = grpc::ServerReaderWriter<v1::StoreWriteReply, v1::StoreWriteRequest>;
   class StreamTurn;
   class UploadTurn;
-  absl::Status WriteFile(grpc::ServerContext& context, WriteStream& stream);
+  absl::Status WriteFile(grpc::ServerContextBase& context, WriteCall& call);
   absl::Status WriteBlocks(const Caller& caller,
                            const v1::StoreWriteRequest::Open& open,
                            Upload& upload,
-                           WriteStream& stream);
+                           WriteCall& call);
   absl::Status ReadFile(const Caller& caller,
                         const v1::StoreReadRequest& request,
                         grpc::ServerWriter<v1::StoreReadReply>& stream);
@@ -95,7 +95,7 @@ class StoreService final : public v1::Store::Service {
   Mutex mutex_;
   CondVar changed_;
   // Streams that write now, by path and upload.
-  std::map<std::string, grpc::ServerContext*> writing_ ABSL_GUARDED_BY(mutex_);
+  std::map<std::string, grpc::ServerContextBase*> writing_ ABSL_GUARDED_BY(mutex_);
 };
 
 }  // namespace ravel::store_server

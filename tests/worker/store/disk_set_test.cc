@@ -7,7 +7,9 @@
 #include <limits>
 #include <memory>
 #include <string>
+#include <vector>
 
+#include <absl/strings/str_cat.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <unistd.h>
@@ -47,7 +49,7 @@ class DiskSetTest : public ::testing::Test {
   }
   absl::Status Write(const std::string& path, const std::string& content) {
     ASSIGN_OR_RETURN(const auto upload, disks_->BeginUpload(path, kUpload, 0, 0));
-    RETURN_IF_ERROR(upload->Append(content));
+    RETURN_IF_ERROR(upload->Append(content, Crc(content)));
     return upload->Finish(static_cast<int64_t>(content.size()), Crc(content));
   }
   std::string Read(const std::string& path) const {
@@ -71,31 +73,88 @@ TEST_F(DiskSetTest, AnUploadGoesOnWhereItWasCut) {
   {
     const auto upload = disks_->BeginUpload("team/job/f", kUpload, 0, 10);
     ASSERT_TRUE(upload.ok()) << upload.status();
-    ASSERT_TRUE((*upload)->Append("abcdef").ok());
+    ASSERT_TRUE((*upload)->Append("abcdef", Crc("abcdef")).ok());
+    ASSERT_TRUE((*upload)->Flush().ok());
   }
   EXPECT_EQ(*disks_->WrittenOf("team/job/f", kUpload), 6);
   EXPECT_TRUE(disks_->List("team/job")->empty()) << "nobody sees it";
   Open();  // another server
   const auto upload = disks_->BeginUpload("team/job/f", kUpload, 4, 10);
   ASSERT_TRUE(upload.ok()) << upload.status();
-  ASSERT_TRUE((*upload)->Append("XYZ").ok());
+  ASSERT_TRUE((*upload)->Append("XYZ", Crc("XYZ")).ok());
   ASSERT_TRUE((*upload)->Finish(7, Crc("abcdXYZ")).ok());
   EXPECT_EQ(Read("team/job/f"), "abcdXYZ");
   EXPECT_EQ(*disks_->ChecksumOf("team/job/f"), Crc("abcdXYZ"));
   EXPECT_TRUE(absl::IsOutOfRange(disks_->BeginUpload("team/job/g", kUpload, 4, 10).status()));
 }
 
+TEST_F(DiskSetTest, BlocksOfAnySizeMakeTheFileThatWasSent) {
+  ASSERT_TRUE(disks_->MakeFolder("team/job", true).ok());
+  std::string content(9'000'000, '\0');
+  for (size_t i = 0; i < content.size(); ++i) {
+    content[i] = static_cast<char>(i * 2654435761u >> 13);
+  }
+  // Whole pages past the cache, odd ends by it, and after them all by it; begun again at odd
+  // places.
+  const std::vector<std::vector<size_t>> sizes = {{4096, 8192, 4'000'000, 1, 4095, 100'000},
+                                                  {2 << 20, 2 << 20, 3 << 20, 1'000'000},
+                                                  {9'000'000},
+                                                  {5, 4091, 4096, 2 << 20}};
+  for (size_t row = 0; row < sizes.size(); ++row) {
+    const std::string path = absl::StrCat("team/job/f", row);
+    size_t at = 0;
+    for (const size_t size : sizes[row]) {
+      const auto upload = disks_->BeginUpload(
+          path, kUpload, static_cast<int64_t>(at), static_cast<int64_t>(content.size()));
+      ASSERT_TRUE(upload.ok()) << upload.status();
+      const std::string block = content.substr(at, size);
+      ASSERT_TRUE((*upload)->Append(block, Crc(block)).ok());
+      ASSERT_TRUE((*upload)->Flush().ok());
+      at += block.size();
+      ASSERT_EQ(*disks_->WrittenOf(path, kUpload), static_cast<int64_t>(at));
+    }
+    const auto upload = disks_->BeginUpload(path, kUpload, static_cast<int64_t>(at), 0);
+    ASSERT_TRUE(upload.ok()) << upload.status();
+    const std::string sent = content.substr(0, at);
+    ASSERT_EQ((*upload)->Finish(static_cast<int64_t>(at), Crc(sent)), absl::OkStatus());
+    EXPECT_TRUE(Read(path) == sent) << row;
+  }
+}
+
+TEST_F(DiskSetTest, BlocksThatAreWrittenTogetherAreThereOnceTheyAreFlushed) {
+  ASSERT_TRUE(disks_->MakeFolder("team/job", true).ok());
+  const std::string block(2 << 20, 'b');
+  std::string sent;
+  const auto upload = disks_->BeginUpload("team/job/f", kUpload, 0, 0);
+  for (int i = 0; i < 7; ++i) {
+    ASSERT_TRUE((*upload)->Append(block, Crc(block)).ok());
+    sent += block;
+    EXPECT_EQ((*upload)->appended(), std::ssize(sent));
+    EXPECT_LE(*disks_->WrittenOf("team/job/f", kUpload), std::ssize(sent));
+  }
+  ASSERT_TRUE((*upload)->Flush().ok());
+  EXPECT_FALSE((*upload)->MayTakeMore()) << "nothing waits";
+  EXPECT_EQ(*disks_->WrittenOf("team/job/f", kUpload), std::ssize(sent));
+  EXPECT_EQ(disks_->used_bytes(), std::ssize(sent));
+  ASSERT_TRUE((*upload)->Append("end", Crc("end")).ok());
+  sent += "end";
+  ASSERT_EQ((*upload)->Finish(std::ssize(sent), Crc(sent)), absl::OkStatus());
+  EXPECT_TRUE(Read("team/job/f") == sent);
+}
+
 TEST_F(DiskSetTest, BlocksThatWereLostAreFoundBeforeTheFileGetsItsName) {
   ASSERT_TRUE(disks_->MakeFolder("team/job", true).ok());
   {
     const auto upload = disks_->BeginUpload("team/job/f", kUpload, 0, 0);
-    ASSERT_TRUE((*upload)->Append("abcdef").ok());
+    ASSERT_TRUE((*upload)->Append("abcdef", Crc("abcdef")).ok());
+    ASSERT_TRUE((*upload)->Flush().ok());
   }
   for (const auto& entry : std::filesystem::recursive_directory_iterator(root_)) {
     if (entry.path().extension() == ".part") {  // as after a loss of power
       std::ofstream(entry.path(), std::ios::in | std::ios::out).write("\0\0\0", 3);
     }
   }
+  Open();
   const auto upload = disks_->BeginUpload("team/job/f", kUpload, 6, 0);
   ASSERT_TRUE(upload.ok());
   EXPECT_TRUE(absl::IsDataLoss((*upload)->Finish(6, Crc("abcdef"))));
@@ -107,8 +166,8 @@ TEST_F(DiskSetTest, OneOfTwoUploadsOfANameWins) {
   ASSERT_TRUE(disks_->MakeFolder("team/job", true).ok());
   const auto first = disks_->BeginUpload("team/job/f", kUpload, 0, 0);
   const auto second = disks_->BeginUpload("team/job/f", kOther, 0, 0);
-  ASSERT_TRUE((*first)->Append("1").ok());
-  ASSERT_TRUE((*second)->Append("2").ok());
+  ASSERT_TRUE((*first)->Append("1", Crc("1")).ok());
+  ASSERT_TRUE((*second)->Append("2", Crc("2")).ok());
   EXPECT_TRUE((*second)->Finish(1, Crc("2")).ok());
   EXPECT_TRUE(absl::IsAlreadyExists((*first)->Finish(1, Crc("1"))));
   EXPECT_EQ(Read("team/job/f"), "2");
@@ -146,8 +205,9 @@ TEST_F(DiskSetTest, TheQuotaCountsWhatIsThereAndWhatIsPromised) {
     const auto upload = disks_->BeginUpload("team/job/g", kUpload, 0, 4);
     ASSERT_TRUE(upload.ok());
     EXPECT_EQ(disks_->FreeBytes(), 0);
-    ASSERT_TRUE((*upload)->Append("1234").ok());
-    EXPECT_TRUE(absl::IsResourceExhausted((*upload)->Append("5")));
+    ASSERT_TRUE((*upload)->Append("1234", Crc("1234")).ok());
+    EXPECT_TRUE(absl::IsResourceExhausted((*upload)->Append("5", Crc("5"))));
+    ASSERT_TRUE((*upload)->Flush().ok());
   }
   Open(10);
   EXPECT_EQ(disks_->used_bytes(), 10) << "parts count";

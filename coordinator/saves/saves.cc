@@ -315,6 +315,26 @@ absl::Status ClearTheWay(store::ObjectStore& store, const ckpt::AttemptKey& key)
   return absl::OkStatus();
 }
 
+// The failure; or, where the attempt is gone and a newer step is there, that it made room for it.
+absl::Status SayIfOvertaken(const store::ObjectStore& store,
+                            const ckpt::AttemptKey& key,
+                            const absl::Status& failure) {
+  const absl::StatusOr<std::vector<store::ListedEntry>> entries = store.List("");
+  if (!entries.ok() || !absl::IsNotFound(store.List(ckpt::AttemptName(key)).status())) {
+    return failure;
+  }
+  int64_t newest = key.step;
+  for (const store::ListedEntry& entry : *entries) {
+    newest = std::max(newest, ckpt::ParseStepName(entry.name).value_or(newest));
+  }
+  return newest == key.step
+             ? failure
+             : absl::DataLossError(absl::StrCat(store.Locate(ckpt::AttemptName(key)),
+                                                ": it was removed, because a newer checkpoint is "
+                                                "kept: ",
+                                                ckpt::StepName(newest)));
+}
+
 absl::Status DescribeAttempt(store::ObjectStore& store,
                              const plan::SavePlan& plan,
                              const SaveContext& context,
@@ -437,7 +457,7 @@ absl::StatusOr<CommittedStepInfo> CommitSave(store::ObjectStore& store,
     // Another coordinator may have published this very attempt under our hands.
     const absl::StatusOr<std::optional<ckpt::CommitRecord>> now = published();
     if (!now.ok() || !*now) {
-      return described;
+      return SayIfOvertaken(store, context.key, described);
     }
   }
   return Publish(store, context.job, context.key);

@@ -354,6 +354,19 @@ absl::StatusOr<RestoreChoice> Choose(MemoryStore& store, int64_t committed_step)
       {.job_uid = "job-1", .committed_step = committed_step, .has_commit = committed_step >= 0});
 }
 
+TEST(SavesTest, ASaveThatMadeRoomForANewerOneIsToldSo) {
+  MemoryStore store;
+  const testing::SavedWorld saved = SmallWorld();
+  const auto seals = testing::WriteAllRanks(store, saved, kOld);
+  ASSERT_TRUE(testing::Save(store, saved, kNew).ok());
+  ASSERT_TRUE(store.Withdraw(ckpt::AttemptName(kOld)).ok());
+  const absl::Status late =
+      CommitSave(store, saved.save_plan, testing::ContextOf(saved, kOld), *seals).status();
+  EXPECT_TRUE(absl::IsDataLoss(late)) << late;
+  EXPECT_THAT(std::string(late.message()),
+              HasSubstr("it was removed, because a newer checkpoint is kept: step-0000000020"));
+}
+
 TEST(SavesTest, RestoreTakesTheNewestGoodStep) {
   MemoryStore store;
   const testing::SavedWorld saved = SmallWorld();

@@ -16,7 +16,7 @@ namespace {
 
 using plan::Recipe;
 
-constexpr Recipe kRecipes[] = {Recipe::kCurrent, Recipe::kFloat8Block};
+constexpr Recipe kMeasured[] = {Recipe::kCurrent, Recipe::kFloat8Block};
 constexpr float kEpsilon = 0.3f;
 constexpr float kTiny = 0x1p-12f;  // all there is in the matrices
 constexpr int64_t kRows = 144;
@@ -41,7 +41,7 @@ TEST(AmaxEpsilon, EpsilonReachesEveryQuantizer) {
   CpuStream stream;
   std::vector<uint16_t> x(kRows * kColumns, FloatToBf16(kTiny));
   const TensorView from = ViewOf(x, DType::kBF16, kRows, kColumns);
-  for (const Recipe recipe : kRecipes) {
+  for (const Recipe recipe : kMeasured) {
     for (const ActivationRole role : {ActivationRole::kInput, ActivationRole::kGradient}) {
       const bool e5m2 = recipe == Recipe::kCurrent && role == ActivationRole::kGradient;
       const float encode = EncodeOf(recipe, e5m2);
@@ -105,7 +105,7 @@ TEST(AmaxEpsilon, EpsilonReachesEveryQuantizer) {
 // Scales of weights follow from amaxes in memory: all that a call touches are at least epsilon.
 TEST(AmaxEpsilon, EpsilonReachesAmaxesOfWeights) {
   CpuStream stream;
-  for (const Recipe recipe : kRecipes) {
+  for (const Recipe recipe : kMeasured) {
     std::vector<float> weight(kRows * kColumns, kTiny);
     const int64_t edge = plan::BlockEdge(recipe);
     std::vector<uint32_t> amax(edge == 0 ? 1 : 4, 0);

@@ -128,7 +128,7 @@ QuantizeActivationArgs ArgsOf(Recipe recipe, ActivationRole role, BlocksAlong al
 }
 template <typename Visit>
 void ForEachCase(const Visit& visit) {
-  for (const Recipe recipe : kRecipes) {
+  for (const Recipe recipe : oracle::kRecipes) {
     for (const ActivationRole role : {ActivationRole::kInput, ActivationRole::kGradient}) {
       for (const BlocksAlong along : {BlocksAlong::kColumns, BlocksAlong::kRows}) {
         visit(ArgsOf(recipe, role, along));

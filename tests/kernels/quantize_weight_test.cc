@@ -93,7 +93,7 @@ std::map<std::pair<int64_t, int64_t>, float> BlocksOf(const Matrix& w, int64_t b
 }
 
 class WeightTest : public ::testing::TestWithParam<Recipe> {};
-INSTANTIATE_TEST_SUITE_P(Recipes, WeightTest, ::testing::ValuesIn(kRecipes));
+INSTANTIATE_TEST_SUITE_P(Recipes, WeightTest, ::testing::ValuesIn(oracle::kRecipes));
 
 TEST_P(WeightTest, CodesAndDecodedValuesAreTheOracle) {
   constexpr int64_t kShapes[][2] = {{1, 2}, {130, 258}, {33, 64}, {256, 40}, {17, 514}};
@@ -141,6 +141,55 @@ TEST_P(WeightTest, CodesAndDecodedValuesAreTheOracle) {
       }
     }
   }
+}
+
+// What is decoded is off by at most the rounding that the format has: 2^-4 of the value where E4M3
+// is normal, half a step of E2M1. Power-of-two scales clip nothing; scales of NVFP4, themselves
+// rounded, clip by a sixteenth at most.
+TEST_P(WeightTest, DecodedValuesAreAsNearAsTheFormatSays) {
+  constexpr int64_t rows = 256;
+  constexpr int64_t columns = 384;
+  Weight weight = MakeWeight(GetParam(), rows, columns, 53);
+  const bool fp4 = GetParam() == Recipe::kNvFp4;
+  const bool delayed = GetParam() == Recipe::kDelayed;  // its scale may be too large
+  std::vector<uint8_t> codes = CodesOf(weight, rows);
+  Operand decoded(weight.values);
+  float scale = 0;
+  CpuStream stream;
+  DecodeWeight(stream,
+               {.codes = Grid(codes, rows, columns / plan::CodesPerByte(GetParam()), DType::kU8),
+                .scales = weight.scales(),
+                .to = decoded.view(),
+                .scale = Word(scale, DType::kF32)});
+  const Matrix values = decoded.values();
+  const float tensor = fp4 ? NvFp4Tensor(std::bit_cast<float>(weight.domain)) : 1 / scale;
+  const int64_t edge = std::max<int64_t>(1, weight.edge());
+  const std::map<std::pair<int64_t, int64_t>, float> blocks = BlocksOf(weight.values, edge);
+  int64_t normal = 0;
+  for (int64_t row = 0; row < rows; ++row) {
+    for (int64_t column = 0; column < columns; ++column) {
+      const float block = blocks.at({row / edge, column / edge});
+      const double unit =
+          BlockOf(GetParam(), block, tensor).decode * static_cast<double>(fp4 ? scale : 1.0f);
+      const double one_scale = weight.edge() == 0 ? static_cast<double>(scale) : unit;
+      const double value = static_cast<double>(values.at(row, column)) * static_cast<double>(scale);
+      const double size = std::fabs(static_cast<double>(weight.values.at(row, column)));
+      const double error = std::fabs(std::fabs(value) - size);
+      if (fp4) {
+        const double x = unit == 0 ? 0 : size / unit;
+        const bool whole = BlockOf(GetParam(), block, tensor).decode >= 0x1p-6;
+        const double half = x < 2 ? 0.25 : x < 4 ? 0.5 : 1.0;
+        ASSERT_TRUE(!whole || x <= 6 * (1 + 0x1p-4) * (1 + 1e-6)) << x;
+        ASSERT_LE(error, (x > 6 ? x - 6 : half) * unit * (1 + 1e-6)) << row << " " << column;
+        normal += whole ? 1 : 0;
+      } else if (size >= 0x1p-6 * one_scale && !(delayed && size > 448 * one_scale)) {
+        ASSERT_LE(size, 448 * one_scale * (1 + 1e-6)) << row << " " << column;
+        ASSERT_LE(error, 0x1p-4 * size * (1 + 1e-6)) << row << " " << column;
+        ++normal;
+      }
+    }
+  }
+  EXPECT_GT(normal, rows * columns / 2);
 }
 
 TEST_P(WeightTest, PartsOfRowsGiveTheWholesAmaxesAndCodes) {

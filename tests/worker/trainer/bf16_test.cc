@@ -133,6 +133,25 @@ TEST(HostBf16, RemaindersChangeNoBitAndNarrowMomentsRound) {
   }
 }
 
+// Weights, moments and every loss, of each type of moments.
+TEST(HostBf16, RemaindersChangeNoBitInTwoHundredSteps) {
+  constexpr int64_t kManySteps = 200;
+  for (const plan::StateTypes& states : {plan::kF32States, plan::kBf16States, plan::kFp8States}) {
+    const auto run = [&](MainWeightForm form, int64_t width) {
+      RecordArgs args = HostSteps({.strategy = "ZeRO3", .width = width},
+                                  {.main_weights = form, .states = states});
+      args.last_step = kManySteps;
+      args.spec.steps = kManySteps;
+      args.evaluate_every_step = false;
+      return Record(args);
+    };
+    const Recording main = run(MainWeightForm::kF32, 1);
+    ASSERT_EQ(main.steps.size(), static_cast<size_t>(kManySteps));
+    EXPECT_LT(main.steps.back().loss, main.steps.front().loss);
+    EXPECT_EQ(FirstDifference(main, run(MainWeightForm::kBF16Remainder, 2)), "");
+  }
+}
+
 TEST(HostBf16, AStateGoesOnAtAnotherWidthStrategyAndFormWithTheSameBits) {
   const HostForm forms[] = {
       {.states = plan::kBf16States},

@@ -368,6 +368,7 @@ TEST_P(OffloadSaves, GoOnAtAnotherFractionOnAnotherNumberOfRanks) {
   ExpectSameStart(RunWell(ResumeRuns::ReadBack(disk, Epoch(0, 1))), memory);
   ExpectSameEnd(RunWell(ResumeRuns::From(disk, Epoch(0, 2))), memory);
   ExpectSameEnd(RunWell(ResumeRuns::From(memory, Epoch(1, 2))), memory);
+  ExpectSameEnd(RunWell(ResumeRuns::From(RunWell(Epoch(0, 2)), Epoch(1, 4))), memory);
   ExpectSameEnd(RunWell(ResumeRuns::From(RunWell(Epoch(0.37, 2)), Epoch(1, 4))), memory);
   ExpectNoFiles();
 }

@@ -299,6 +299,77 @@ TEST_F(GroupedUpdateTest, Fp8StateZeroGroupStaysZero) {
   EXPECT_EQ(state, before);
 }
 
+// Every type of state: a group of which one element moves, and one of magnitudes whose squares just
+// fit into fp32. What does not move stays zero, and what moves is neither zero nor infinite.
+TEST_F(GroupedUpdateTest, OneLiveElementAndTheLargestMagnitudesStayFinite) {
+  constexpr DType kTypes[] = {DType::kF32, DType::kBF16, DType::kF8E4M3};
+  constexpr int64_t kLive = 7;
+  constexpr float kLargest = 0x1p62f;
+  for (const float size : {1e-6f, 1.0f, kLargest}) {
+    for (int64_t i = 0; i < kElements; ++i) {
+      gradient_[static_cast<size_t>(i)] = size == kLargest || i == kLive ? size : 0.0f;
+    }
+    for (const DType m : kTypes) {
+      for (const DType v : kTypes) {
+        State state = start_;
+        for (uint32_t step = 0; step < 3; ++step) {
+          Run(state, m, v, step, Pieces(100));
+        }
+        for (const float weight : state.main) {
+          ASSERT_TRUE(std::isfinite(weight)) << size << DTypeName(m) << DTypeName(v);
+        }
+        const auto is_zero = [](const std::vector<uint8_t>& bytes, int64_t at, DType type) {
+          const int64_t width = DTypeBytes(type);
+          const auto begin = bytes.begin() + at * width;
+          return std::all_of(begin, begin + width, [](uint8_t byte) { return byte == 0; });
+        };
+        EXPECT_FALSE(is_zero(state.m, kLive, m)) << size << DTypeName(m);
+        EXPECT_FALSE(is_zero(state.v, kLive, v)) << size << DTypeName(v);
+        for (const int64_t dead : {int64_t{0}, kLive + 1, kElements - 1}) {
+          EXPECT_EQ(is_zero(state.m, dead, m), size != kLargest) << dead;
+          EXPECT_EQ(is_zero(state.v, dead, v), size != kLargest) << dead;
+        }
+      }
+    }
+  }
+}
+
+// An element that lies past 2^31, 2^32 or 2^34 in its tensor has draws of its own: another one that
+// an index of 32 bits would take for it has others.
+TEST_F(GroupedUpdateTest, DrawsFollowIndicesOf64Bits) {
+  for (const cpu::SimdPath path :
+       {cpu::SimdPath::kPortable, cpu::SimdPath::kAvx2, cpu::SimdPath::kAvx512}) {
+    if (!cpu::RunsHere(path)) {
+      continue;
+    }
+    cpu::UseSimdPath(path);
+    const auto run = [&](int64_t first, int64_t rows) {
+      State state = start_;
+      std::vector<UpdatePiece> pieces;
+      for (int64_t row = 0; row < 8; row += rows) {
+        pieces.push_back({.offset = row * 128,
+                          .elements = rows * 128,
+                          .first_index = first + row * 128,
+                          .site = 5,
+                          .row = 128,
+                          .first_scale = row});
+      }
+      Run(state, DType::kF8E4M3, DType::kF8E4M3, 0, pieces);
+      return state;
+    };
+    const State low = run(0, 8);
+    for (const int power : {31, 32, 34}) {
+      const int64_t first = int64_t{1} << power;
+      EXPECT_EQ(run(first - 512, 8), run(first - 512, 1)) << power;
+      const State far = run(first, 8);
+      EXPECT_NE(far.v, low.v) << power;
+      EXPECT_NE(far.m, low.m) << power;
+      EXPECT_EQ(far.main, low.main);
+    }
+    cpu::UseBestSimdPath();
+  }
+}
+
 // After gradients fall tenfold, the stored average of squares follows the exact one: rounded to
 // nearest it would stand still.
 TEST_F(GroupedUpdateTest, Fp8VTracksFp32AfterDrop) {

@@ -141,7 +141,7 @@ absl::Status CheckPath(std::string_view field, std::string_view path) {
 
 Upload::~Upload() {
   if (fd_ >= 0) {
-    if (written_ > 0 && pending_ == 0 && !failed_) {
+    if (written_ > 0 && pending_ == 0 && !spent_) {
       disks_->Remember(part_, written_, crc_);
     }
     ::close(fd_);
@@ -220,7 +220,7 @@ absl::Status Upload::Put(std::string_view data) {
     written = WriteAll(fd_, data.substr(*direct), written_ + static_cast<int64_t>(*direct), path_);
   }
   if (!written.ok()) {
-    failed_ = true;
+    spent_ = true;
     if (::ftruncate(fd_, written_) != 0) {
       return Error("truncate", part_);
     }
@@ -272,7 +272,7 @@ absl::Status Upload::Flush() {
 
 absl::Status Upload::Finish(int64_t size, uint32_t crc32c) {
   RETURN_IF_ERROR(Flush());
-  failed_ = true;  // the part is gone below, or of no use
+  spent_ = true;
   if (size != written_ || crc32c != crc_) {
     ::unlink(part_.c_str());
     disks_->AddUsed(-written_, 0);

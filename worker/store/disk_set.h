@@ -87,7 +87,7 @@ class Upload {
   int64_t reserved_ = 0;                // of the quota, beyond what is written
   int64_t started_ = 0;                 // bytes whose way to the disk was begun
   uint32_t crc_ = 0;                    // of all that was appended
-  bool failed_ = false;                 // crc_ is not that of the part
+  bool spent_ = false;                  // failed or finished: crc_ is not that of a part
 };
 
 // Thread-safe. Paths are those of CheckPath.

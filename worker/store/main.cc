@@ -16,6 +16,7 @@
 #include <fcntl.h>
 #include <grpcpp/grpcpp.h>
 #include <grpcpp/resource_quota.h>
+#include <malloc.h>
 #include <signal.h>
 #include <sys/file.h>
 #include <sys/stat.h>
@@ -63,6 +64,14 @@ struct Flags {
   std::string http_port_file;
   bool enable_faults = false;
 };
+
+// Messages of 2 MiB come and go with every block. Their memory stays with the process, up to 64 MiB
+// in each of four arenas: each page that is given back costs a fault when it is taken again.
+void KeepMessageMemory() {
+  mallopt(M_ARENA_MAX, 4);
+  mallopt(M_MMAP_THRESHOLD, 32 << 20);
+  mallopt(M_TRIM_THRESHOLD, 64 << 20);
+}
 
 int Complain(int code, const std::string& message) {
   std::fprintf(stderr, "ravel-store: %s\n", message.c_str());
@@ -314,6 +323,7 @@ int main(int argc, char** argv) {
   if (!problem.empty()) {
     return server::Complain(server::kUsage, problem);
   }
+  server::KeepMessageMemory();
   umask(027);
   setenv("GRPC_VERBOSITY", "NONE", 0);
   signal(SIGPIPE, SIG_IGN);

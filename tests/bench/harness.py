@@ -23,7 +23,7 @@ import cluster  # noqa: E402
 
 IDS = {"C1": "training_speed", "C2": "collective_speed", "C3": "training_memory", "C5": "narrow_training", "P2": "recovery_speed", "G8": "cpu_update_speed"}
 LOAD_IDS = {"P1": "control_plane", "P3": "control_plane"}
-GPU_IDS = {"G1": "gpu_training_speed", "G3": "gpu_training_speed", "G4": "gpu_training_speed", "G5": "gpu_kernel_speed", "G6": "gpu_kernel_speed"}
+GPU_IDS = {"G1": "gpu_training_speed", "G3": "gpu_training_speed", "G4": "gpu_training_speed", "G5": "gpu_kernel_speed", "G6": "gpu_kernel_speed", "G7": "gpu_offload_speed"}
 NO_DEVICE = 3
 # Both sides may use 256-bit registers and no wider ones, so that they are compared with the same roof.
 THREADS = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
@@ -93,7 +93,7 @@ def main():
     parser.add_argument("ids", nargs="+", choices=[*IDS, *LOAD_IDS, *GPU_IDS], metavar="ID", help=", ".join([*IDS, *LOAD_IDS, *GPU_IDS]))
     parser.add_argument("--pairs", type=int, default=5, help="alternations of ours and the peers")
     parser.add_argument("--attempts", type=int, default=0, help="C1: at most so many pairs until --pairs were undisturbed; default four times as many")
-    parser.add_argument("--steps", type=int, default=0, help="P2: kills; C1: steps per turn; G1, G3, G4: steps per run, at least 15, the first 5 untimed")
+    parser.add_argument("--steps", type=int, default=0, help="P2: kills; C1: steps per turn; G1, G3, G4, G7: steps per run, at least 15, the first 5 untimed")
     parser.add_argument("--case", action="append", help="only these cases of the ids, e.g. 34m")
     parser.add_argument("--work", type=pathlib.Path, metavar="FOLDER", help="G1, G3, G4: models, caches and finished runs stay here, and what is here is not run again")
     parser.add_argument("--results", type=pathlib.Path, metavar="FILE", help="also append the lines to this file")

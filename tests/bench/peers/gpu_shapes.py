@@ -3,11 +3,14 @@
 # the same `weights` are trained from the same directory; otherwise a shape has its own.
 LLAMA = {"kind": "llama", "theta": 500000.0, "eps": 1e-5, "positions": 8192}
 LLAMA_8B = {**LLAMA, "width": 4096, "layers": 32, "heads": 32, "kv_heads": 8, "ffn": 14336, "vocabulary": 128256, "states": "bf16", "weights": "8b"}
+LLAMA_1B = {**LLAMA, "width": 2048, "layers": 24, "heads": 16, "kv_heads": 8, "ffn": 7168, "vocabulary": 128256, "tokens": 4096, "states": "fp32"}
 SHAPES = {
     "8b-8k": {**LLAMA_8B, "sequences": 1, "tokens": 8192},
     "8b-4k": {**LLAMA_8B, "sequences": 2, "tokens": 4096},
     "3b": {**LLAMA, "width": 3072, "layers": 28, "heads": 24, "kv_heads": 8, "ffn": 8192, "vocabulary": 128256, "sequences": 32, "micro_batches": 8, "tokens": 4096, "states": "fp32"},
-    "1.5b": {**LLAMA, "width": 2048, "layers": 24, "heads": 16, "kv_heads": 8, "ffn": 7168, "vocabulary": 128256, "sequences": 32, "micro_batches": 8, "tokens": 4096, "states": "fp32"},
+    "1.5b": {**LLAMA_1B, "sequences": 32, "micro_batches": 8},
+    "1.5b-64k": {**LLAMA_1B, "sequences": 16, "micro_batches": 4},
+    "1.5b-256k": {**LLAMA_1B, "sequences": 64, "micro_batches": 16},
     "124m": {"kind": "gpt2", "eps": 1e-5, "width": 768, "layers": 12, "heads": 12, "kv_heads": 12, "ffn": 3072, "vocabulary": 50304, "sequences": 64, "tokens": 1024, "states": "fp32"},
     "parity": {**LLAMA, "width": 512, "layers": 4, "heads": 8, "kv_heads": 4, "ffn": 1408, "vocabulary": 4096, "sequences": 4, "tokens": 256, "states": "fp32"},
     "tiny": {**LLAMA, "width": 128, "layers": 2, "heads": 4, "kv_heads": 2, "ffn": 352, "vocabulary": 512, "sequences": 4, "micro_batches": 2, "tokens": 64, "states": "fp32"},

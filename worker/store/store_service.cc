@@ -59,9 +59,18 @@ absl::Status CheckOpen(const v1::StoreWriteRequest& first) {
 class StoreService::StreamTurn {
  public:
   explicit StreamTurn(StoreService* service) : service_(service) {
+    {
+      const MutexLock lock(service_->mutex_);
+      ++service_->turns_;
+    }
     held_ = service_->counts_.streams.fetch_add(1) < service_->max_streams_;
   }
-  ~StreamTurn() { service_->counts_.streams.fetch_sub(1); }
+  ~StreamTurn() {
+    service_->counts_.streams.fetch_sub(1);
+    const MutexLock lock(service_->mutex_);
+    --service_->turns_;
+    service_->changed_.NotifyAll();
+  }
   StreamTurn(const StreamTurn&) = delete;
   StreamTurn& operator=(const StreamTurn&) = delete;
   absl::Status status() const {
@@ -114,6 +123,13 @@ class StoreService::UploadTurn {
   grpc::ServerContextBase* const context_;
   bool held_ = false;
 };
+
+StoreService::~StoreService() {
+  const MutexLock lock(mutex_);
+  while (turns_ > 0) {
+    changed_.Wait(mutex_);
+  }
+}
 
 grpc::Status StoreService::Told(const absl::Status& status) {
   ++counts_.calls;

@@ -40,6 +40,9 @@ class StoreService final : public v1::Store::WithCallbackMethod_Write<v1::Store:
   StoreService(DiskSet* disks, FenceBook* fences, const StoreGate* gate, int64_t max_streams)
       : disks_(disks), fences_(fences), gate_(gate), max_streams_(max_streams) {}
 
+  // Waits for the threads of streams.
+  ~StoreService() override;
+
   const StoreCounts& counts() const { return counts_; }
 
   grpc::ServerBidiReactor<v1::StoreWriteRequest, v1::StoreWriteReply>* Write(
@@ -94,6 +97,7 @@ class StoreService final : public v1::Store::WithCallbackMethod_Write<v1::Store:
 
   Mutex mutex_;
   CondVar changed_;
+  int turns_ ABSL_GUARDED_BY(mutex_) = 0;  // streams that may still use this
   // Streams that write now, by path and upload.
   std::map<std::string, grpc::ServerContextBase*> writing_ ABSL_GUARDED_BY(mutex_);
 };

@@ -27,7 +27,8 @@ double MagnitudeOf(uint32_t high) {
 }
 
 TEST(Bfloat16, CastsGoToTheNearestValue) {
-  for (uint64_t bits = 0; bits < 0x7F800000u; bits += TakesAll() ? 1 : 61) {
+  const uint64_t step = TakesAll() ? 1 : 61;
+  for (uint64_t bits = 0; bits < 0x7F800000u; bits += step) {
     const auto low = static_cast<uint32_t>(bits >> 16);
     const double middle = (MagnitudeOf(low) + MagnitudeOf(low + 1)) / 2;
     const auto x = static_cast<double>(FloatOf(bits));
@@ -37,14 +38,15 @@ TEST(Bfloat16, CastsGoToTheNearestValue) {
     ASSERT_EQ(Bf16HalfAway(FloatOf(bits)), low + (x >= middle ? 1 : 0)) << bits;
     ASSERT_EQ(Bf16HalfAway(-FloatOf(bits)), (low + (x >= middle ? 1 : 0)) | 0x8000u) << bits;
   }
-  for (uint64_t bits = 0x7F800001u; bits <= 0x7FFFFFFFu; bits += TakesAll() ? 1 : 61) {
+  for (uint64_t bits = 0x7F800001u; bits <= 0x7FFFFFFFu; bits += step) {
     ASSERT_EQ(Bf16Nearest(FloatOf(bits)), 0x7FFF);
     ASSERT_EQ(Bf16Nearest(FloatOf(bits | 0x80000000u)), 0x7FFF);
   }
 }
 
 TEST(Bfloat16, AWeightAndItsRemainderAreTheMainWeight) {
-  for (uint64_t bits = 0; bits <= 0xFFFFFFFFu; bits += TakesAll() ? 1 : 61) {
+  const uint64_t step = TakesAll() ? 1 : 61;
+  for (uint64_t bits = 0; bits <= 0xFFFFFFFFu; bits += step) {
     if ((bits & 0x7FFFFFFFu) < 0x7F800000u) {
       const SplitWeight split = SplitOf(FloatOf(bits));
       ASSERT_EQ(std::bit_cast<uint32_t>(JoinOf(split)), bits);

@@ -1,5 +1,6 @@
-// Rows of a table by id, and the gradient of the table. Forward: one read and one write of every
-// row, memory-bound. Backward: the block of a token that has its id first finds the later ones and
+// Rows of a table by id, and the gradient of the table, of all rows or of those that a rank has.
+// Forward: one read and one write of every row, memory-bound; a row that the table lacks is -0.
+// Backward: the block of a token that has its id first finds the later ones and
 // adds their rows in token order, so equal inputs give equal bits without atomics or a sort; the
 // search reads the ids once per block, from cache: tokens^2 * 4 bytes in all.
 
@@ -9,7 +10,23 @@
 namespace ravel::kernels::cuda {
 namespace {
 
-template <typename T, int kWidth>
+// Elements [j, j + kWidth) of a row; bits stay where the type does.
+template <typename T, typename O, int kWidth>
+__device__ inline void CopyRow(const T* from, O* to) {
+  if constexpr (sizeof(T) == sizeof(O)) {
+    *reinterpret_cast<Pack<O, kWidth>*>(to) = *reinterpret_cast<const Pack<T, kWidth>*>(from);
+  } else {
+    float values[kWidth];
+    Load<T, kWidth>(from, values);
+#pragma unroll
+    for (int i = 0; i < kWidth; ++i) {
+      to[i] = FromFloat<O>(values[i]);
+    }
+  }
+}
+
+// T: of the table; O: of what is made of it, T or fp32.
+template <typename T, typename O, int kWidth>
 __global__ void __launch_bounds__(kFlatThreads)
     EmbeddingForwardKernel(const __grid_constant__ EmbeddingForwardParams p) {
   for (int64_t token = blockIdx.x; token < p.tokens; token += gridDim.x) {
@@ -17,11 +34,19 @@ __global__ void __launch_bounds__(kFlatThreads)
     if (id < 0 || id >= p.vocabulary) {
       __trap();  // ends the trainer, like a CHECK
     }
-    const T* from = static_cast<const T*>(p.table) + id * p.table_stride;
-    T* to = static_cast<T*>(p.out) + token * p.out_stride;
+    const int64_t row = id - p.first;
+    const bool here = row >= 0 && row < p.rows;  // the same for the whole block
+    const T* from = static_cast<const T*>(p.table) + (here ? row : 0) * p.table_stride;
+    O* to = static_cast<O*>(p.out) + token * p.out_stride;
     for (int64_t j = int64_t{threadIdx.x} * kWidth; j < p.hidden; j += blockDim.x * kWidth) {
-      *reinterpret_cast<Pack<T, kWidth>*>(to + j) =
-          *reinterpret_cast<const Pack<T, kWidth>*>(from + j);
+      if (here) {
+        CopyRow<T, O, kWidth>(from + j, to + j);
+        continue;
+      }
+#pragma unroll
+      for (int i = 0; i < kWidth; ++i) {
+        to[j + i] = FromFloat<O>(-0.0f);
+      }
     }
   }
 }
@@ -73,12 +98,13 @@ __global__ void __launch_bounds__(kFlatThreads)
   if (id < 0 || id >= p.vocabulary) {
     __trap();
   }
-  if (SeenBefore(p.ids, token, id)) {
+  const int64_t table_row = id - p.first;
+  if (table_row < 0 || table_row >= p.rows || SeenBefore(p.ids, token, id)) {
     return;
   }
   const int64_t column = (int64_t{blockIdx.y} * kFlatThreads + threadIdx.x) * kWidth;
   const bool active = column < p.hidden;
-  G* to = static_cast<G*>(p.dtable) + id * p.dtable_stride + column;
+  G* to = static_cast<G*>(p.dtable) + table_row * p.dtable_stride + column;
   float sum[kWidth] = {};
   if (active) {
 #pragma unroll
@@ -111,10 +137,12 @@ __global__ void __launch_bounds__(kFlatThreads)
 std::vector<KernelEntry> EmbeddingKernels() {
   constexpr Kernel kForward = Kernel::kEmbeddingForward;
   constexpr Kernel kBackward = Kernel::kEmbeddingBackward;
-  return {EntryOf(kForward, kF32Scalar, EmbeddingForwardKernel<float, 1>),
-          EntryOf(kForward, kF32Vector, EmbeddingForwardKernel<float, kVectorOf<float>>),
-          EntryOf(kForward, kBf16Scalar, EmbeddingForwardKernel<Bf16, 1>),
-          EntryOf(kForward, kBf16Vector, EmbeddingForwardKernel<Bf16, kVectorOf<Bf16>>),
+  return {EntryOf(kForward, kF32Scalar, EmbeddingForwardKernel<float, float, 1>),
+          EntryOf(kForward, kF32Vector, EmbeddingForwardKernel<float, float, kVectorOf<float>>),
+          EntryOf(kForward, kBf16Scalar, EmbeddingForwardKernel<Bf16, Bf16, 1>),
+          EntryOf(kForward, kBf16Vector, EmbeddingForwardKernel<Bf16, Bf16, kVectorOf<Bf16>>),
+          EntryOf(kForward, kMixedScalar, EmbeddingForwardKernel<Bf16, float, 1>),
+          EntryOf(kForward, kMixedVector, EmbeddingForwardKernel<Bf16, float, kVectorOf<Bf16>>),
           EntryOf(kBackward, kF32Scalar, EmbeddingBackwardKernel<float, float, 1>),
           EntryOf(kBackward, kF32Vector, EmbeddingBackwardKernel<float, float, kVectorOf<float>>),
           EntryOf(kBackward, kBf16Scalar, EmbeddingBackwardKernel<Bf16, Bf16, 1>),

@@ -328,6 +328,8 @@ struct EmbeddingForwardParams {
   int64_t tokens;
   int64_t hidden;
   int64_t vocabulary;
+  int64_t first;
+  int64_t rows;
 };
 
 struct EmbeddingBackwardParams {
@@ -339,6 +341,8 @@ struct EmbeddingBackwardParams {
   int64_t tokens;
   int64_t hidden;
   int64_t vocabulary;
+  int64_t first;
+  int64_t rows;
 };
 
 struct CrossEntropyParams {

@@ -178,8 +178,9 @@ void Rope(Stream& stream, const RopeArgs& args) {
 
 namespace {
 
-void RequireWhole(const TableRows& rows) {
-  CHECK_MSG(rows.vocabulary == 0, "tables of devices are whole");
+int64_t VocabularyOf(const TableRows& rows, const TensorView& table) {
+  CHECK_MSG(rows.first >= 0, "rows of a table begin in the vocabulary");
+  return rows.vocabulary == 0 ? table.size[0] : rows.vocabulary;
 }
 
 }  // namespace
@@ -188,15 +189,21 @@ void EmbeddingForward(Stream& stream, const EmbeddingForwardArgs& args) {
   LaunchStream& on = LaunchStreamOf(stream);
   const int64_t tokens = args.ids.elements();
   const int64_t hidden = args.table.size[1];
-  RequireWhole(args.rows);
   RequireFloat(args.table);
   RequireMatrix(args.table, args.table.size[0], hidden, args.table.dtype);
-  RequireMatrix(args.out, tokens, hidden, args.table.dtype);
+  CHECK_MSG(args.out.dtype == args.table.dtype || args.out.dtype == DType::kF32,
+            "rows of a table are of its type, or fp32");
+  RequireMatrix(args.out, tokens, hidden, args.out.dtype);
   RequireFlat(args.ids, tokens, DType::kI32);
   if (tokens == 0 || hidden == 0) {
     return;
   }
-  const Variant variant = VariantFor({args.table, args.out});
+  // Of a narrow table only reads are vectors where its rows become fp32.
+  const bool mixed = args.out.dtype != args.table.dtype;
+  Variant variant = mixed ? VariantFor({args.table}) : VariantFor({args.table, args.out});
+  if (mixed) {
+    variant = variant == kBf16Vector ? kMixedVector : kMixedScalar;
+  }
   on.Run({.kernel = Kernel::kEmbeddingForward,
           .variant = variant,
           .grid = {BlockPerRow(on, tokens), 1, 1},
@@ -208,14 +215,15 @@ void EmbeddingForward(Stream& stream, const EmbeddingForwardArgs& args) {
                                 .out_stride = args.out.row_stride,
                                 .tokens = tokens,
                                 .hidden = hidden,
-                                .vocabulary = args.table.size[0]});
+                                .vocabulary = VocabularyOf(args.rows, args.table),
+                                .first = args.rows.first,
+                                .rows = args.table.size[0]});
 }
 
 void EmbeddingBackward(Stream& stream, const EmbeddingBackwardArgs& args) {
   LaunchStream& on = LaunchStreamOf(stream);
   const int64_t tokens = args.ids.elements();
   const int64_t hidden = args.dtable.size[1];
-  RequireWhole(args.rows);
   RequireFloat(args.dout);
   RequireFloat(args.dtable);
   CHECK_MSG(args.dtable.dtype == DType::kF32 || args.dout.dtype == DType::kBF16,
@@ -245,7 +253,9 @@ void EmbeddingBackward(Stream& stream, const EmbeddingBackwardArgs& args) {
                                  .dtable_stride = args.dtable.row_stride,
                                  .tokens = tokens,
                                  .hidden = hidden,
-                                 .vocabulary = args.dtable.size[0]});
+                                 .vocabulary = VocabularyOf(args.rows, args.dtable),
+                                 .first = args.rows.first,
+                                 .rows = args.dtable.size[0]});
 }
 
 void GeluForward(Stream& stream, const GeluForwardArgs& args) {

@@ -12,6 +12,7 @@
 #include "common/check.h"
 #include "kernels/cast.h"
 #include "kernels/element_update.h"
+#include "kernels/embedding.h"
 #include "kernels/grouped_update.h"
 #include "kernels/philox.h"
 #include "kernels/rope.h"
@@ -442,6 +443,62 @@ TEST_F(GpuMixedOpsTest, InitialValuesAreThoseOfTheCpu) {
     InitNormal(cpu_, on_host);
     Finish();
     ExpectNeighbours(out.Result(), out.host());
+  }
+}
+
+// Ranks have 4, 4 and 3 of 11 rows of a table, and the first of four has none.
+TEST_F(GpuMixedOpsTest, RowsOfATableInPartsAreThoseOfTheCpu) {
+  constexpr int64_t kRows = 11;
+  constexpr int64_t kTokens = 9;
+  const std::vector<int32_t> ids = {10, 0, 3, 4, 7, 8, 0, 4, 10};
+  Twin tokens(DType::kI32, kTokens);
+  std::copy(ids.begin(), ids.end(), tokens.host().As<int32_t>());
+  tokens.Send();
+  for (const int64_t columns : {13, 16}) {
+    for (const DType dtype : {DType::kF32, DType::kBF16}) {
+      const auto matrix = [&](TensorView view, int64_t rows) {
+        view.rank = 2;
+        view.size = {rows, columns};
+        view.row_stride = columns;
+        return view;
+      };
+      Twin table = Twin::Normal(dtype, kRows * columns, InputSeed());
+      Twin dout = Twin::Normal(dtype, kTokens * columns, InputSeed() + 1);
+      for (const int64_t first : {0, 4, 8, 11}) {
+        const int64_t rows = std::min<int64_t>(4, kRows - first);
+        const TableRows of_rank = {.first = first, .vocabulary = kRows};
+        Twin out = Twin::Normal(DType::kF32, kTokens * columns, 3);
+        Twin dtable = Twin::Normal(DType::kF32, std::max<int64_t>(rows, 1) * columns, 4);
+        const auto part = [&](TensorView view) {
+          view.data = static_cast<char*>(view.data) + first * columns * DTypeBytes(dtype);
+          return matrix(view, rows);
+        };
+        EmbeddingForward(cpu_,
+                         {.ids = tokens.host(),
+                          .table = part(table.host()),
+                          .out = matrix(out.host(), kTokens),
+                          .rows = of_rank});
+        EmbeddingForward(gpu(),
+                         {.ids = tokens.device(),
+                          .table = part(table.device()),
+                          .out = matrix(out.device(), kTokens),
+                          .rows = of_rank});
+        EXPECT_TRUE(out.Same()) << first << ", " << columns << " of type " << DTypeName(dtype);
+        EmbeddingBackward(cpu_,
+                          {.ids = tokens.host(),
+                           .dout = matrix(dout.host(), kTokens),
+                           .dtable = matrix(dtable.host(), rows),
+                           .output = Output::kAccumulate,
+                           .rows = of_rank});
+        EmbeddingBackward(gpu(),
+                          {.ids = tokens.device(),
+                           .dout = matrix(dout.device(), kTokens),
+                           .dtable = matrix(dtable.device(), rows),
+                           .output = Output::kAccumulate,
+                           .rows = of_rank});
+        EXPECT_TRUE(dtable.Same()) << first << ", " << columns;
+      }
+    }
   }
 }
 

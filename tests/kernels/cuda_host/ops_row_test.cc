@@ -214,6 +214,34 @@ TEST(CudaEmbedding, BackwardZeroesStridedTablesAndMixesTypes) {
   EXPECT_EQ(stream.launches[1].shape.grid[1], 2u);  // 512 accesses in blocks of 256
 }
 
+// Rows 20 to 39 of a vocabulary of 50.
+TEST(CudaEmbedding, TablesMayHavePartOfTheVocabulary) {
+  RecordingStream stream;
+  Memory memory;
+  const TableRows rows = {.first = 20, .vocabulary = 50};
+  EmbeddingForward(stream,
+                   {.ids = memory.Ids(9),
+                    .table = memory.Matrix(20, 64, DType::kBF16),
+                    .out = memory.Matrix(9, 64, DType::kF32),
+                    .rows = rows});
+  EmbeddingBackward(stream,
+                    {.ids = memory.Ids(9),
+                     .dout = memory.Matrix(9, 64, DType::kBF16),
+                     .dtable = memory.Matrix(20, 64, DType::kF32),
+                     .output = Output::kAccumulate,
+                     .rows = rows});
+  ASSERT_EQ(stream.launches.size(), 2u);
+  EXPECT_EQ(stream.launches[0].shape.variant, kMixedVector);
+  const auto forward = stream.ParamsOf<EmbeddingForwardParams>(0);
+  EXPECT_EQ(forward.vocabulary, 50);
+  EXPECT_EQ(forward.first, 20);
+  EXPECT_EQ(forward.rows, 20);
+  const auto backward = stream.ParamsOf<EmbeddingBackwardParams>(1);
+  EXPECT_EQ(backward.vocabulary, 50);
+  EXPECT_EQ(backward.first, 20);
+  EXPECT_EQ(backward.rows, 20);
+}
+
 TEST(CudaBias, IsATableOfOneRow) {
   RecordingStream stream;
   Memory memory;

@@ -180,8 +180,15 @@ void RopeTable(const RopeTableParams& p, Operands& on) {
 }
 
 void EmbeddingForward(const EmbeddingForwardParams& p, Operands& on) {
-  on.Read("table", p.table, {p.vocabulary, p.hidden, p.table_stride});
-  on.Write("out", p.out, {p.tokens, p.hidden, p.out_stride});
+  on.Require(p.first >= 0 && p.rows <= p.vocabulary, "a table has rows of its vocabulary");
+  on.Read("table", p.table, {p.rows, p.hidden, p.table_stride});
+  const Shape out = {p.tokens, p.hidden, p.out_stride};
+  const int32_t variant = on.launch().variant;
+  if (variant == kMixedScalar || variant == kMixedVector) {  // written one by one
+    on.Add(kWrite, "out", p.out, out, OutputType(variant));
+  } else {
+    on.Write("out", p.out, out);
+  }
   on.Array(kRead, "ids", p.ids, p.tokens);
 }
 
@@ -193,7 +200,7 @@ void EmbeddingBackward(const EmbeddingBackwardParams& p, Operands& on) {
   on.Add(kUpdate,
          "dtable",
          p.dtable,
-         {p.vocabulary, p.hidden, p.dtable_stride},
+         {p.rows, p.hidden, p.dtable_stride},
          OutputType(on.launch().variant));
   on.Array(kRead, "ids", p.ids, p.tokens);
 }

@@ -33,6 +33,7 @@ std::vector<GoldenStep> GoldenCurve(const std::string& name) {
                         : name.ends_with("_fp16")                ? "loss_curves_fp16.txt"
                         : name.find("_sgd") != std::string::npos ? "loss_curves_sgd.txt"
                         : name.ends_with("_lion")                ? "loss_curves_lion.txt"
+                        : name.starts_with("cut_")               ? "loss_curves_cut.txt"
                                                                  : "loss_curves.txt");
   std::ifstream file(path);
   std::vector<GoldenStep> curve;

@@ -56,7 +56,31 @@ plan::ModelConfig RecipeModel(const std::string& name) {
   return model;
 }
 
+plan::ModelConfig CutModel(const std::string& name) {
+  plan::ModelConfig model = BaseModel();
+  const std::string family = name.substr(name.find('_') + 1);
+  const plan::Architecture* architecture =
+      plan::FindArchitecture(family.substr(0, family.find('_')));
+  CHECK(architecture != nullptr);
+  model.architecture = architecture->kind;
+  model.tie_word_embeddings = name.ends_with("_tied");
+  model.vocab_size = 61;
+  model.hidden_size = 32;
+  model.intermediate_size = 48;
+  model.num_attention_heads = 4;
+  model.num_key_value_heads = model.tie_word_embeddings ? 2 : 4;
+  model.head_dim = 6;
+  if (architecture->kind == plan::ArchitectureKind::kGpt2) {
+    model.num_key_value_heads = 4;
+    model.head_dim = 8;
+  }
+  return model;
+}
+
 plan::ModelConfig CaseModel(const std::string& name) {
+  if (name.starts_with("cut_")) {
+    return CutModel(name);
+  }
   plan::ModelConfig model = OddModel();
   if (name == "odd_tied") {
     model.num_key_value_heads = 2;
@@ -256,6 +280,16 @@ std::vector<std::string> CaseNames() {
           "layer_drop"};
 }
 
+std::vector<std::string> CutCaseNames() {
+  std::vector<std::string> names;
+  for (const char* family : {"llama", "qwen2", "qwen3", "gpt2"}) {
+    for (const char* suffix : {"_tied", "_untied"}) {
+      names.push_back(absl::StrCat("cut_", family, suffix));
+    }
+  }
+  return names;
+}
+
 plan::JobSpec CaseJob(const std::string& name, const std::string& folder) {
   plan::JobSpec spec;
   spec.name = name;
@@ -263,6 +297,7 @@ plan::JobSpec CaseJob(const std::string& name, const std::string& folder) {
   spec.init_std = 0.05;
   spec.data.sequence_length = name == "bundled_rope_scaling" ? 48
                               : name.starts_with("recipes")  ? 32
+                              : name.starts_with("cut_")     ? 16
                                                              : 17;
   spec.data.format = TokenFormat::kFlatU16;
   std::filesystem::create_directories(folder);

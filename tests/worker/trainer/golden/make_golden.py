@@ -2,6 +2,7 @@
 """Writes loss_curves.txt: training runs of small models by transformers and torch.optim (CPU, fp32, one thread); with --bf16
 loss_curves_bf16.txt: a bf16 copy of fp32 weights goes forward and backward, its gradients are widened, norm and update are fp32;
 with --fp16 loss_curves_fp16.txt: the same in fp16 with torch's GradScaler;
+with --cut loss_curves_cut.txt: of models that a tensor axis of 4 divides;
 with --sgd loss_curves_sgd.txt: torch.optim.SGD with momentum, and Nesterov's, at ten times the learning rate; with --lion
 loss_curves_lion.txt: Lion, written here in torch, at a fifth of the learning rate. Names of cases: these alone.
 
@@ -11,6 +12,7 @@ token file (a formula), the order of samples (Feistel permutation), the learning
     python tests/worker/trainer/golden/make_golden.py > tests/worker/trainer/golden/loss_curves.txt
     python tests/worker/trainer/golden/make_golden.py --bf16 > tests/worker/trainer/golden/loss_curves_bf16.txt
     python tests/worker/trainer/golden/make_golden.py --fp16 > tests/worker/trainer/golden/loss_curves_fp16.txt
+    python tests/worker/trainer/golden/make_golden.py --cut > tests/worker/trainer/golden/loss_curves_cut.txt
     python tests/worker/trainer/golden/make_golden.py --sgd > tests/worker/trainer/golden/loss_curves_sgd.txt
     python tests/worker/trainer/golden/make_golden.py --lion > tests/worker/trainer/golden/loss_curves_lion.txt
 """
@@ -54,6 +56,16 @@ CASES = {
     "shared_layers": (17, dict(ODD, num_key_value_heads=2, tie_word_embeddings=True, layer_sharing=True)),
     "layer_drop": (17, dict(ODD, num_hidden_layers=4, num_key_value_heads=3, tie_word_embeddings=False)),
 }
+# Four heads; of tied models two key heads, which two ranks of four then share.
+CUT = dict(BASE, vocab_size=61, hidden_size=32, intermediate_size=48, num_attention_heads=4, head_dim=6)
+CUT_CASES = {
+    f"cut_{family}_{'tied' if tied else 'untied'}":
+        (16, dict(CUT, model_type=family, num_key_value_heads=2 if tied else 4, tie_word_embeddings=tied))
+    for family in ("llama", "qwen2", "qwen3") for tied in (True, False)
+}
+for tied in (True, False):
+    CUT_CASES[f"cut_gpt2_{'tied' if tied else 'untied'}"] = (
+        16, dict(GPT2, n_embd=32, n_head=4, n_inner=48, tie_word_embeddings=tied))
 LAYER_DROP = {"layer_drop": 0.3}
 MASK = 0xFFFFFFFF
 
@@ -257,7 +269,7 @@ def main():
         return 0
     narrow = {"--bf16": torch.bfloat16, "--fp16": torch.float16}.get(next(iter(set(sys.argv[1:]) & {"--bf16", "--fp16"}), None))
     named = [argument for argument in sys.argv[1:] if not argument.startswith("--")]
-    for name, (length, config) in CASES.items():
+    for name, (length, config) in (CUT_CASES if "--cut" in sys.argv[1:] else CASES).items():
         if not named or name in named:
             train(name, length, config, narrow)
     return 0

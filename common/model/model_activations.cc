@@ -144,7 +144,10 @@ void AddHeadActivations(const ModelConfig& config,
   const Architecture& architecture = ArchitectureOf(config.architecture);
   const int64_t stream = cut.stream_tokens(tokens);
   const int64_t hidden = config.hidden_size;
-  const int64_t vocabulary_rows = LocalSizesOf(config, cut).vocabulary_rows;
+  // Rows of logits lie alike for all degrees: a device's kernels are chosen by alignment, too.
+  constexpr int64_t kStep = 8;
+  const int64_t rows = LocalSizesOf(config, cut).vocabulary_rows;
+  const int64_t vocabulary_rows = cut.cuts() ? RoundUp(rows, kStep) : rows;
   Sort(NormSpecs(architecture, "", stream, hidden), RecomputePolicy::kNone, unit);
   unit.workspace = {
       {"logits", {std::min(tokens, kLogitsChunkTokens), vocabulary_rows}},

@@ -86,7 +86,7 @@ absl::Status CheckRecipe(const JobSpec& spec) {
   return absl::OkStatus();
 }
 
-// Sums in parts of codes, and of the kernels of devices, are not computed.
+// Sums in parts of codes are not computed.
 absl::Status CheckParts(const JobSpec& spec) {
   if (spec.tensor_parts == 1) {
     return absl::OkStatus();
@@ -94,11 +94,6 @@ absl::Status CheckParts(const JobSpec& spec) {
   if (spec.recipe.recipe != Recipe::kNone) {
     return FieldRefusal("determinism.tensorParts",
                         absl::StrCat("1 beside ", RecipeName(spec.recipe.recipe)),
-                        absl::StrCat(spec.tensor_parts));
-  }
-  if (!spec.cpu_devices) {
-    return FieldRefusal("determinism.tensorParts",
-                        "1 on gpus, which have not run sums in parts",
                         absl::StrCat(spec.tensor_parts));
   }
   return absl::OkStatus();
@@ -237,36 +232,6 @@ absl::Status AddInventory(const JobSpec& spec,
     MakeLayersOptional(plan.inventory);
   }
   return absl::OkStatus();
-}
-
-// Facts that decide if a job with a tensor axis runs.
-struct TensorRun {
-  TensorCut axis;
-  bool cpu_devices = true;
-  bool recipe = false;
-  bool fp16 = false;
-  double offload_fraction = 0;
-};
-absl::Status CheckTensorRun(const TensorRun& run) {
-  if (run.axis.degree == 1) {
-    return absl::OkStatus();
-  }
-  if (!run.cpu_devices) {
-    return FieldRefusal("parallelism.tensor",
-                        "1 on gpus, where jobs with a tensor axis can be planned but not run yet",
-                        absl::StrCat(run.axis.degree));
-  }
-  const std::string beside = absl::StrCat(" beside parallelism.tensor ", run.axis.degree);
-  if (run.recipe) {
-    return FieldRefusal("precision.recipe", "nothing" + beside, "a recipe");
-  }
-  if (run.fp16) {
-    return FieldRefusal("precision.compute", "fp32 or bf16" + beside, "fp16");
-  }
-  return run.offload_fraction == 0 ? absl::OkStatus()
-                                   : FieldRefusal("training.optimizer.offload.fraction",
-                                                  "0" + beside,
-                                                  absl::StrCat(run.offload_fraction));
 }
 
 }  // namespace
@@ -427,20 +392,24 @@ absl::StatusOr<ShardingPlan> BuildShardingPlan(const PlanRequest& request) {
   return plan;
 }
 
-absl::Status CheckRuns(const JobSpec& spec) {
-  return CheckTensorRun({.axis = TensorCutOf(spec),
-                         .cpu_devices = spec.cpu_devices,
-                         .recipe = spec.recipe.recipe != Recipe::kNone,
-                         .fp16 = spec.compute == ComputeType::kF16,
-                         .offload_fraction = spec.optimizer.offload.fraction});
+namespace {
+
+absl::Status CheckTensorRun(const TensorCut& axis, bool recipe) {
+  return axis.degree == 1 || !recipe
+             ? absl::OkStatus()
+             : FieldRefusal("precision.recipe",
+                            absl::StrCat("nothing beside parallelism.tensor ", axis.degree),
+                            "a recipe");
 }
 
-absl::Status CheckRuns(const ShardingPlan& plan, bool cpu_devices) {
-  return CheckTensorRun({.axis = plan.inventory.cut,
-                         .cpu_devices = cpu_devices,
-                         .recipe = IsQuantized(plan.inventory),
-                         .fp16 = plan.options.weight_type == DType::kF16,
-                         .offload_fraction = plan.options.offload_fraction});
+}  // namespace
+
+absl::Status CheckRuns(const JobSpec& spec) {
+  return CheckTensorRun(TensorCutOf(spec), spec.recipe.recipe != Recipe::kNone);
+}
+
+absl::Status CheckRuns(const ShardingPlan& plan) {
+  return CheckTensorRun(plan.inventory.cut, IsQuantized(plan.inventory));
 }
 
 absl::StatusOr<MoveTable> MovesOf(const ShardingPlan& plan) {

@@ -76,11 +76,9 @@ absl::StatusOr<MoveTable> MovesOf(const ShardingPlan& plan);
 // buffers, programs and addresses, not yet checked.
 absl::Status PlanPrograms(ShardingPlan& plan);
 
-// Refuses what a job with a tensor axis can plan but not run: gpus, fp16, recipes and offload,
-// which have not run so. Errors name the field.
+// Refuses what a job with a tensor axis can plan but not run: recipes. Errors name the field.
 absl::Status CheckRuns(const JobSpec& spec);
-// The same of a plan, on devices of that kind.
-absl::Status CheckRuns(const ShardingPlan& plan, bool cpu_devices);
+absl::Status CheckRuns(const ShardingPlan& plan);
 
 // Lanes and micro-batches: V a power of two, at least the largest device count divided by the
 // tensor axis; the global batch a multiple of V, and each lane's part of it one of the micro-batch.

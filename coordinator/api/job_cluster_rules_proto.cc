@@ -364,11 +364,10 @@ void JobRules::CheckDeterminism() {
                                                    plan::AlgorithmChoice::kProposed};
   spec().algorithms =
       kAlgorithms[ChosenIndex(determinism, v1::DeterminismSpec::kAlgorithmsFieldNumber)];
-  // Gpus have not run sums in parts: a plan of them has as many as ranks, and says so.
   const int64_t ranks =
       std::has_single_bit(static_cast<uint64_t>(spec().tensor)) ? spec().tensor : 1;
   if (determinism.tensor_parts() == 0) {
-    determinism.set_tensor_parts(spec().cpu_devices ? ranks : 1);
+    determinism.set_tensor_parts(ranks);
   }
   const int64_t parts = determinism.tensor_parts();
   if (parts < 1 || parts > plan::kMostTensorParts ||

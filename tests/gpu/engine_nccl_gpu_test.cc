@@ -56,13 +56,15 @@ struct NcclCase {
   plan::ComputeType compute = plan::ComputeType::kF32;
   bool graphs = false;
   int64_t norms_every = 0;
+  bool parts = false;  // sums in four, of a model that a tensor axis can cut
 
   std::string name() const {
     return strategy.name() + (compute == plan::ComputeType::kBF16 ? "_bf16" : "") +
            (graphs ? "_graphs" : "") + (norms_every > 0 ? "_norms" : "");
   }
   RecordArgs steps() const {
-    RecordArgs args = DeviceSteps(strategy);
+    RecordArgs args = DeviceSteps(strategy, parts ? "bundled_rope_scaling" : "odd_tied");
+    args.spec.tensor_parts = parts ? 4 : 1;
     args.spec.compute = compute;
     args.options.exchanging_graphs = graphs;
     args.spec.norms_every = norms_every;
@@ -105,6 +107,13 @@ std::vector<NcclCase> NcclCases() {
                    .graphs = true});
   cases.push_back(
       {.strategy = {.strategy = "ZeRO2", .width = 2}, .graphs = true, .norms_every = 3});
+  for (const bool graphs : {false, true}) {
+    cases.push_back({.strategy = {.strategy = "ZeRO3", .width = 2, .tensor = 2, .sequence = true},
+                     .graphs = graphs,
+                     .parts = true});
+    cases.push_back(
+        {.strategy = {.strategy = "ZeRO1", .tensor = 4}, .graphs = graphs, .parts = true});
+  }
   return cases;
 }
 
@@ -317,15 +326,16 @@ absl::StatusOr<Recording> JoinRecordings(RankProcesses& processes, int ranks) {
 }
 
 TEST_P(NcclStrategies, GiveTheBitsOfOneRank) {
-  static std::map<plan::ComputeType, Recording>& references =
-      *new std::map<plan::ComputeType, Recording>;
+  using Reference = std::pair<plan::ComputeType, bool>;
+  static std::map<Reference, Recording>& references = *new std::map<Reference, Recording>;
   const NcclCase tested = NcclCases()[GetParam()];
   if (tested.graphs && !kEmulated) {
     GTEST_SKIP() << kNoGraphs;
   }
-  Recording& one = references[tested.compute];
+  Recording& one = references[{tested.compute, tested.parts}];
   if (one.steps.empty()) {
-    one = RecordOn(*gpu_, NcclCase{.strategy = {}, .compute = tested.compute}.steps());
+    const NcclCase alone = {.strategy = {}, .compute = tested.compute, .parts = tested.parts};
+    one = RecordOn(*gpu_, alone.steps());
   }
   const int ranks = tested.strategy.ranks();
   RankProcesses processes(kEngineRankTest, absl::StrCat(kTrain, GetParam()), ranks);

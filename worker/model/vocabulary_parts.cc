@@ -50,7 +50,7 @@ plan::VocabularyBlock VocabularyParts::Local(int64_t part) const {
 }
 
 TensorView VocabularyParts::LogitsOf(const Args& args, const Chunk& chunk) const {
-  return Carve(args.logits, chunk.count, rows_);
+  return ColumnsOf(RowsOf(args.logits, 0, chunk.count), 0, rows_);
 }
 
 // The last chunk may be shorter than the others; rows lie where those of a long one do.

@@ -203,12 +203,6 @@ TEST(Plan, ImpossibleRequestsNameTheField) {
       {"micro", [](JobSpec& s) { s.micro_batch = 3; }, "training.microBatch"},
       {"parts", [](JobSpec& s) { s.tensor_parts = 3; }, "determinism.tensorParts"},
       {"many parts", [](JobSpec& s) { s.tensor_parts = 32; }, "determinism.tensorParts"},
-      {"parts on gpus",
-       [](JobSpec& s) {
-         s.tensor_parts = 2;
-         s.cpu_devices = false;
-       },
-       "determinism.tensorParts"},
       {"parts of codes",
        [](JobSpec& s) {
          s.tensor_parts = 2;

@@ -2,14 +2,22 @@
 // strategy, whether or not ranks share layers, and losses close to those of one part.
 
 #include <cmath>
+#include <cstdio>
+#include <filesystem>
+#include <functional>
 #include <map>
+#include <optional>
+#include <string>
 #include <tuple>
+#include <vector>
 
 #include <absl/strings/str_cat.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "tests/testing/golden_curves.h"
 #include "tests/testing/strategy_cases.h"
+#include "tests/testing/training_cases.h"
 
 namespace ravel::trainer {
 namespace {
@@ -132,6 +140,90 @@ INSTANTIATE_TEST_SUITE_P(All,
                          ::testing::Combine(::testing::ValuesIn(AllOfThem()),
                                             ::testing::Values("llama", "qwen2", "qwen3", "gpt2")),
                          NameOfParts);
+
+// 50 steps that PyTorch made, on ranks that share each layer; with sums in four parts all of them
+// have the same bits.
+class TensorLossParity : public ::testing::TestWithParam<std::string> {};
+
+TEST_P(TensorLossParity, EveryStepEqualsPyTorchToOneInTenThousand) {
+  const std::vector<GoldenStep> golden = GoldenCurve(GetParam());
+  const plan::JobSpec job =
+      CaseJob(GetParam(), absl::StrCat(::testing::TempDir(), "/ravel_tensor_curves"));
+  std::optional<Recording> first;
+  for (const int64_t tensor : {1, 2, 4}) {
+    for (const bool sequence : {false, true}) {
+      if (sequence && tensor == 1) {
+        continue;
+      }
+      RecordArgs args = {.spec = job, .ranks = static_cast<int>(tensor), .last_step = kGoldenSteps};
+      args.spec.allow_padding = true;
+      args.spec.tensor = tensor;
+      args.spec.tensor_parts = 4;
+      args.spec.sequence_parallel = sequence;
+      const Recording run = Record(args);
+      const CurveDistance worst = DistanceToGolden(golden, run);
+      EXPECT_LE(worst.loss, 1e-4) << tensor << (sequence ? " own tokens" : "");
+      EXPECT_LE(worst.grad_norm, 1e-3) << tensor << (sequence ? " own tokens" : "");
+      if (!first.has_value()) {
+        std::printf(
+            "%s: worst relative difference of the loss %.3g\n", GetParam().c_str(), worst.loss);
+        first = run;
+      } else {
+        EXPECT_EQ(FirstDifference(*first, run), "") << tensor << (sequence ? " own tokens" : "");
+      }
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Sample,
+                         TensorLossParity,
+                         ::testing::Values("cut_qwen3_tied"),
+                         [](const auto& tested) { return tested.param; });
+INSTANTIATE_TEST_SUITE_P(All,
+                         TensorLossParity,
+                         ::testing::ValuesIn(CutCaseNames()),
+                         [](const auto& tested) { return tested.param; });
+
+// Ranks of a tensor axis, with all tokens or their own, beside what a job may have with them.
+void ExpectRanksHaveTheBitsOfOne(const std::string& model,
+                                 const std::function<void(plan::JobSpec&)>& change) {
+  const auto record = [&](const StrategyCase& tested) {
+    RecordArgs args = ArgsOf(tested, PartsJob(tested, model, 4));
+    change(args.spec);
+    args.last_step = kSteps;
+    args.evaluate_every_step = true;
+    return Record(args);
+  };
+  const Recording one = record({.strategy = "ZeRO0"});
+  EXPECT_EQ(FirstDifference(one, record({.strategy = "ZeRO3", .width = 2, .tensor = 2})), "");
+  EXPECT_EQ(FirstDifference(one, record({.strategy = "ZeRO1", .tensor = 4, .sequence = true})), "");
+}
+
+TEST(TensorParts, RanksHaveTheBitsOfOneInFp16) {
+  for (const char* model : {"llama", "gpt2"}) {
+    ExpectRanksHaveTheBitsOfOne(
+        model, [](plan::JobSpec& spec) { spec.compute = plan::ComputeType::kF16; });
+  }
+}
+
+TEST(TensorParts, RanksHaveTheBitsOfOneWithStateInFiles) {
+  const std::string folder = absl::StrCat(::testing::TempDir(), "/ravel_tensor_offload");
+  std::filesystem::create_directories(folder);
+  for (const char* model : {"llama", "qwen3"}) {
+    ExpectRanksHaveTheBitsOfOne(model, [&](plan::JobSpec& spec) {
+      spec.optimizer.offload = {.fraction = 1, .path = folder};
+    });
+  }
+  std::filesystem::remove_all(folder);
+}
+
+TEST(TensorParts, RanksHaveTheBitsOfOneWithNarrowStates) {
+  ExpectRanksHaveTheBitsOfOne("qwen3", [](plan::JobSpec& spec) {
+    spec.compute = plan::ComputeType::kBF16;
+    spec.optimizer.main_weights = plan::MainWeightForm::kBF16Remainder;
+    spec.optimizer.state_types = {DType::kBF16, DType::kBF16};
+  });
+}
 
 TEST(TensorParts, AreAnotherOrderOfTheSameSums) {
   for (const char* model : {"llama", "gpt2"}) {

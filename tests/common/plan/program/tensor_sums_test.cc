@@ -235,15 +235,12 @@ TEST(TensorRuns, AreRefusedByFieldWhereNothingHasRun) {
     return std::string(CheckRuns(spec).message());
   };
   EXPECT_EQ(refusal([](JobSpec& spec) { spec.cpu_devices = true; }), "");
-  EXPECT_THAT(refusal([](JobSpec& spec) { spec.cpu_devices = false; }),
-              HasSubstr("parallelism.tensor: expected 1 on gpus"));
+  EXPECT_EQ(refusal([](JobSpec& spec) { spec.cpu_devices = false; }), "");
   EXPECT_EQ(refusal([](JobSpec& spec) { spec.sequence_parallel = true; }), "");
   EXPECT_THAT(refusal([](JobSpec& spec) { spec.recipe.recipe = Recipe::kMxFp8; }),
               HasSubstr("precision.recipe"));
-  EXPECT_THAT(refusal([](JobSpec& spec) { spec.compute = ComputeType::kF16; }),
-              HasSubstr("precision.compute: expected fp32 or bf16"));
-  EXPECT_THAT(refusal([](JobSpec& spec) { spec.optimizer.offload.fraction = 0.5; }),
-              HasSubstr("training.optimizer.offload.fraction: expected 0"));
+  EXPECT_EQ(refusal([](JobSpec& spec) { spec.compute = ComputeType::kF16; }), "");
+  EXPECT_EQ(refusal([](JobSpec& spec) { spec.optimizer.offload.fraction = 0.5; }), "");
   EXPECT_EQ(refusal([](JobSpec& spec) {
               spec.tensor = 1;
               spec.cpu_devices = false;

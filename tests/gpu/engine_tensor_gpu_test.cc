@@ -1,0 +1,109 @@
+// Ranks of a tensor axis on a device, as threads of this process: each has its part of every layer,
+// and, under sequence parallelism, its own tokens between products. Where a gemm's bits do not
+// depend on its shape, as on an emulated device, all meshes have the bits of one rank; elsewhere
+// they agree closely.
+
+#include <string>
+#include <vector>
+
+#include <absl/strings/str_cat.h>
+#include <gtest/gtest.h>
+
+#include "tests/gpu/engine_device.h"
+#include "tests/testing/device_runs.h"
+
+namespace ravel::trainer {
+namespace {
+
+using plan::ComputeType;
+using plan::RecomputePolicy;
+
+constexpr int64_t kParts = 4;
+
+struct TensorMesh {
+  StrategyCase strategy;
+  const char* model = "bundled_rope_scaling";
+  ComputeType compute = ComputeType::kF32;
+  bool offload = false;  // the optimizer's state is in memory of the host
+
+  std::string name() const {
+    return absl::StrCat(strategy.name(),
+                        "_",
+                        model,
+                        compute == ComputeType::kBF16 ? "_bf16" : "",
+                        offload ? "_offload" : "");
+  }
+};
+
+RecordArgs StepsOf(const TensorMesh& mesh) {
+  RecordArgs args = DeviceSteps(mesh.strategy, mesh.model);
+  args.spec.tensor_parts = kParts;
+  args.spec.compute = mesh.compute;
+  args.spec.optimizer.offload.fraction = mesh.offload ? 1 : 0;
+  return args;
+}
+
+const Recording& OneRankOf(kernels::CudaGpu& gpu, const TensorMesh& mesh) {
+  const TensorMesh alone = {
+      .strategy = {.micro_batches = mesh.strategy.micro_batches, .in_place = true},
+      .model = mesh.model,
+      .compute = mesh.compute};
+  return RecordedOnce(gpu, "tensor " + alone.name(), StepsOf(alone));
+}
+
+class GpuTensor : public GpuEngine, public ::testing::WithParamInterface<TensorMesh> {};
+
+TEST_P(GpuTensor, MeshesHaveTheBitsOfOneRank) {
+  const TensorMesh& mesh = GetParam();
+  const Recording& one = OneRankOf(gpu(), mesh);
+  const Recording run = RecordOn(gpu(), StepsOf(mesh));
+  if (emulated()) {
+    ExpectEqualRuns(one, run, mesh.name());
+    return;
+  }
+  ASSERT_EQ(run.steps.size(), one.steps.size());
+  const bool narrow = mesh.compute == ComputeType::kBF16;
+  for (size_t step = 0; step < one.steps.size(); ++step) {
+    EXPECT_NEAR(run.steps[step].loss / one.steps[step].loss, 1.0, narrow ? 1e-3 : 1e-5) << step;
+  }
+  EXPECT_LT(RelativeDifference(one.weights, run.weights), narrow ? 1e-2 : 1e-4);
+}
+
+std::vector<TensorMesh> Meshes() {
+  return {
+      {.strategy = {.strategy = "ZeRO3", .width = 2, .tensor = 2}},
+      {.strategy = {.strategy = "ZeRO1", .tensor = 4, .sequence = true}},
+      {.strategy = {.strategy = "HFSDP",
+                    .width = 1,
+                    .micro_batches = 3,
+                    .recompute = RecomputePolicy::kBlock,
+                    .tensor = 2,
+                    .sequence = true}},
+      {.strategy = {.strategy = "ZeRO2", .tensor = 2, .sequence = true}, .model = "recipes_gpt2"},
+      {.strategy = {.strategy = "ZeRO0", .tensor = 4}, .model = "recipes_gpt2"},
+      {.strategy = {.strategy = "ZeRO3", .width = 2, .tensor = 2, .sequence = true},
+       .compute = ComputeType::kBF16},
+      {.strategy = {.strategy = "ZeRO2", .tensor = 4}, .compute = ComputeType::kBF16},
+      {.strategy = {.strategy = "ZeRO3", .width = 2, .tensor = 2, .sequence = true},
+       .offload = true}};
+}
+
+INSTANTIATE_TEST_SUITE_P(Meshes, GpuTensor, ::testing::ValuesIn(Meshes()), [](const auto& tested) {
+  return tested.param.name();
+});
+
+// The order of the sums is the plan's: parts are another one, close to that of a whole product.
+TEST_F(GpuEngine, SumsInPartsAreAnotherOrderOfTheSameSums) {
+  const TensorMesh mesh = {.strategy = {.in_place = true}};
+  RecordArgs whole = StepsOf(mesh);
+  whole.spec.tensor_parts = 1;
+  const Recording one = RecordOn(gpu(), whole);
+  const Recording& four = OneRankOf(gpu(), mesh);
+  EXPECT_NE(FirstDifference(one, four), "");
+  for (size_t step = 0; step < one.steps.size(); ++step) {
+    EXPECT_NEAR(four.steps[step].loss / one.steps[step].loss, 1.0, 1e-4) << step;
+  }
+}
+
+}  // namespace
+}  // namespace ravel::trainer

@@ -183,7 +183,7 @@ TEST_F(TensorRanksTest, WhatHasNotRunIsRefusedByField) {
     int64_t parts = 4;
   } refused[] = {
       {"sequenceParallel: true", "", "spec.parallelism.sequenceParallel", 1},
-      {"tensor: 2", "  precision: {recipe: mxfp8}\n", "determinism.tensorParts"},
+      {"tensor: 2", "  precision: {recipe: fp8_tensor}\n", "precision.recipe"},
       {"tensor: 3", "", "spec.parallelism.tensor"},
       {"tensor: 8", "", "spec.parallelism.tensor", 8, 8},  // of four heads
       {"tensor: 4", "", "tensorParts", 4, 2},

@@ -274,7 +274,7 @@ TEST_F(IdentitiesTest, CertificatesAreRenewedUnderARunningJob) {
 }
 
 TEST_F(IdentitiesTest, TheAuthorityIsRotatedUnderARunningJob) {
-  ASSERT_NO_FATAL_FAILURE(Start({.certificate_time = "6s"}));
+  ASSERT_NO_FATAL_FAILURE(Start({.certificate_time = "9s"}));
   ASSERT_NO_FATAL_FAILURE(JoinAndStart("n1"));
   ASSERT_TRUE(cluster_->WaitForReady(1));
   TinyJob job = Job("a");

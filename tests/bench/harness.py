@@ -21,7 +21,7 @@ ROOT = BENCH.parents[1]
 sys.path += [str(BENCH.parent / "testing"), str(BENCH / "peers")]
 import cluster  # noqa: E402
 
-IDS = {"C1": "training_speed", "C2": "collective_speed", "C3": "training_memory", "C5": "narrow_training", "P2": "recovery_speed", "G8": "cpu_update_speed"}
+IDS = {"C1": "training_speed", "C2": "collective_speed", "C3": "training_memory", "C4": "tensor_training", "C5": "narrow_training", "P2": "recovery_speed", "G8": "cpu_update_speed"}
 LOAD_IDS = {"P1": "control_plane", "P3": "control_plane"}
 GPU_IDS = {"G1": "gpu_training_speed", "G3": "gpu_training_speed", "G4": "gpu_training_speed", "G5": "gpu_kernel_speed", "G6": "gpu_kernel_speed", "G7": "gpu_offload_speed"}
 NO_DEVICE = 3

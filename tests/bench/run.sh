@@ -5,7 +5,7 @@
 # (but G8) need a GPU: exit code 3, and why, where there is none; where one is, a bundle brings them along (tests/gpu/run.sh --bench ID).
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
-[[ $# -ge 1 ]] || { echo "usage: tests/bench/run.sh ID... [--pairs N] [--attempts N] [--steps N] [--case CASE] [--work FOLDER] [--results FILE]; ids: C1 C2 C3 C5 P1 P2 P3 G1 G3 G4 G5 G6 G7 G8" >&2; exit 2; }
+[[ $# -ge 1 ]] || { echo "usage: tests/bench/run.sh ID... [--pairs N] [--attempts N] [--steps N] [--case CASE] [--work FOLDER] [--results FILE]; ids: C1 C2 C3 C4 C5 P1 P2 P3 G1 G3 G4 G5 G6 G7 G8" >&2; exit 2; }
 
 mkdir -p build/logs
 if [[ -z ${RAVEL_BIN_DIR:-} ]]; then

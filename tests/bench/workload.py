@@ -18,11 +18,11 @@ MOST_BATCHES = 32  # that peers get; in later steps these come again
 
 
 class Workload:
-    """`optimizer` and `precision`: more fields of these of the job."""
+    """`optimizer` and `precision`: more fields of these of the job. `tensor`: RANKS share each layer, and a lane has all sequences."""
 
-    def __init__(self, case, steps, folder, optimizer="", precision="", tolerance=TOLERANCE):
+    def __init__(self, case, steps, folder, optimizer="", precision="", tolerance=TOLERANCE, tensor=False):
         self.case, self.steps, self.folder = case, steps, pathlib.Path(folder)
-        self.optimizer, self.precision, self.tolerance = optimizer, precision, tolerance
+        self.optimizer, self.precision, self.tolerance, self.tensor = optimizer, precision, tolerance, tensor
         self.shape = SHAPES[case]
         self.tokens_per_step = RANKS * self.shape["sequences"] * self.shape["tokens"]
         subprocess.run([sys.executable, BENCH / "peers" / "llama.py", "make", case, self.folder / "model"], check=True)
@@ -49,8 +49,9 @@ spec:
     optimizer: {{lr: {LR}, weightDecay: 0.1, clipNorm: 1.0{self.optimizer}}}
     schedule: {{kind: constant}}
   precision: {{{self.precision}}}
+  parallelism: {{tensor: {RANKS if self.tensor else 1}}}
   devices: {{kind: cpu, count: {RANKS}}}
-  determinism: {{mode: exact, virtualRanks: {RANKS}}}
+  determinism: {{mode: exact, virtualRanks: {1 if self.tensor else RANKS}}}
   checkpoint: {{store: "file://{self.folder}/store", everySteps: 1000000}}
 """
 

@@ -37,7 +37,7 @@ class Layer(torch.nn.Module):
         q, k, v = self.qkv(h).view(batch, length, 3, self.heads, HEAD).permute(2, 0, 3, 1, 4).unbind(0)
         q, k = rotate(q, cos, sin), rotate(k, cos, sin)
         h = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-        x = x + self.out(h.transpose(1, 2).reshape(batch, length, width))
+        x = x + self.out(h.transpose(1, 2).reshape(batch, length, -1))
         gate, up = self.gate_up(F.rms_norm(x, (width,), self.post_norm, EPS)).chunk(2, dim=-1)
         return x + self.down(F.silu(gate) * up)
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""PyTorch peers of C1, C3 and C5 over gloo, 2 processes with one thread each, eager, flash SDPA, fused AdamW.
+"""PyTorch peers of C1, C3, C4 and C5 over gloo, 2 processes with one thread each, eager, flash SDPA, fused AdamW.
 
     torch_gloo.py KIND SHAPE WEIGHTS BATCHES.json LR
 
@@ -11,8 +11,11 @@ KIND: ddp     DistributedDataParallel, gradients as views of the buckets, static
       fsdp2   fully_shard per layer and root; weights stay gathered from forward to backward (the faster choice)
       zero1   ddp with ZeroRedundancyOptimizer
       bf16    ddp with weights, gradients and moments in bf16
+      tensor  parallelize_module: columns of qkv and gate_up, rows of out and down, vocabulary in parts, loss_parallel; each rank has
+              the sequences of all
 BATCHES.json: per step, per rank, per sequence the token ids; after the last step the first one's come again.
 """
+import contextlib
 import json
 import os
 import sys
@@ -20,11 +23,50 @@ import tempfile
 import time
 
 RANKS = 2
-KINDS = ("ddp", "fsdp2", "zero1", "bf16")
+KINDS = ("ddp", "fsdp2", "zero1", "bf16", "tensor")
+
+
+def in_parts(weight, members):
+    """Rows of members that lie one after another, with each rank's part of every member together: what ColwiseParallel cuts."""
+    import torch
+    return torch.cat([part for parts in zip(*(member.chunk(RANKS) for member in weight.chunk(members))) for part in parts])
+
+
+def tensor_parallel(model, mesh):
+    import torch
+    from torch.distributed.tensor import Replicate, Shard
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+    with torch.no_grad():
+        for layer in model.layers:
+            layer.qkv.weight.copy_(in_parts(layer.qkv.weight, 3))
+            layer.gate_up.weight.copy_(in_parts(layer.gate_up.weight, 2))
+            layer.heads //= RANKS
+    for layer in model.layers:
+        parallelize_module(layer, mesh, {"qkv": ColwiseParallel(), "out": RowwiseParallel(),
+                                         "gate_up": ColwiseParallel(), "down": RowwiseParallel()})
+    return parallelize_module(model, mesh, {"embedding": RowwiseParallel(input_layouts=Replicate()),
+                                            "head": ColwiseParallel(output_layouts=Shard(-1), use_local_output=False)})
+
+
+def clip(kind, model, most):
+    """Gradients of norms are whole on every rank of `tensor`, the others in parts."""
+    import torch
+    import torch.distributed as dist
+    if kind != "tensor":
+        torch.nn.utils.clip_grad_norm_(model.parameters(), most)
+        return
+    parts = [p.grad.to_local() for p in model.parameters() if hasattr(p.grad, "to_local")]
+    whole = [p.grad for p in model.parameters() if not hasattr(p.grad, "to_local")]
+    of_parts = torch.stack(torch._foreach_norm(parts)).square().sum()
+    dist.all_reduce(of_parts)
+    norm = (of_parts + torch.stack(torch._foreach_norm(whole)).square().sum()).sqrt()
+    torch._foreach_mul_(parts + whole, torch.clamp(most / (norm + 1e-6), max=1.0))
 
 
 def parallel_of(kind, model, mesh):
     import torch
+    if kind == "tensor":
+        return tensor_parallel(model, mesh)
     if kind == "fsdp2":
         from torch.distributed.fsdp import fully_shard
         for layer in model.layers:
@@ -48,6 +90,7 @@ def optimizer_of(kind, model, lr):
 def run(rank, rendezvous, arguments, orders, answers):
     import torch
     import torch.distributed as dist
+    from torch.distributed.tensor.parallel import loss_parallel
 
     from llama import SHAPES, Llama
     os.sched_setaffinity(0, {rank % os.cpu_count()})
@@ -59,8 +102,8 @@ def run(rank, rendezvous, arguments, orders, answers):
     if kind == "bf16":
         model.to(torch.bfloat16)
     with open(batches) as file:
-        data = [torch.tensor(step[rank]) for step in json.load(file)]
-    mesh = dist.device_mesh.init_device_mesh("cpu", (RANKS,)) if kind == "fsdp2" else None
+        data = [torch.tensor(sum(step, []) if kind == "tensor" else step[rank]) for step in json.load(file)]
+    mesh = dist.device_mesh.init_device_mesh("cpu", (RANKS,)) if kind in ("fsdp2", "tensor") else None
     parallel = parallel_of(kind, model, mesh)
     optimizer = optimizer_of(kind, model, float(lr))
     done = 0
@@ -69,12 +112,14 @@ def run(rank, rendezvous, arguments, orders, answers):
         for step in range(done, done + steps):
             ids = data[step % len(data)]
             start = time.perf_counter()
-            loss = parallel(ids[:, :-1], ids[:, 1:])
-            loss.backward()
-            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            with loss_parallel() if kind == "tensor" else contextlib.nullcontext():
+                loss = parallel(ids[:, :-1], ids[:, 1:])
+                loss.backward()
+            clip(kind, model, 1.0)
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
-            mean = loss.detach().double() / RANKS
+            loss = loss.detach()
+            mean = (loss.to_local() if kind == "tensor" else loss).double() / RANKS
             dist.all_reduce(mean)
             seconds.append(time.perf_counter() - start)
             losses.append(mean.item())

@@ -4,11 +4,14 @@
 // of a tensor axis, without what they would compute.
 
 #include <cstdint>
+#include <string>
 #include <utility>
 #include <vector>
 
 #include "common/check.h"
+#include "common/model/segments.h"
 #include "common/plan/check/program_checker.h"
+#include "common/plan/program/program_uses.h"
 #include "common/plan/sharding_plan.h"
 #include "common/status.h"
 
@@ -47,6 +50,24 @@ inline absl::StatusOr<ShardingPlan> TensorPlan(const TensorPlanArgs& args) {
   RETURN_IF_ERROR(PlanPrograms(plan));
   RETURN_IF_ERROR(CheckPlan(plan));
   return plan;
+}
+
+// The steps of a pass: "attention_norm attention", "attention_residual*" where rows of all ranks
+// are put together, "attention_residual+" where a sum's rows stay with their owners.
+inline std::vector<std::string> StepTexts(const ShardingPlan& plan, UnitId unit, UnitPass pass) {
+  const std::vector<SegmentSpec> segments = SegmentsOf(plan.inventory, unit, pass);
+  std::vector<std::string> texts;
+  for (const SegmentStep& step : StepsOf(plan.inventory, unit, pass)) {
+    std::string text;
+    for (SegmentId id = step.first; id < step.end; ++id) {
+      text += (text.empty() ? "" : " ") +
+              std::string(SegmentName(segments[static_cast<size_t>(id.value())].kind));
+    }
+    texts.push_back(text + (GathersRows(step.move)                   ? "*"
+                            : step.move == SegmentMove::kScatterRows ? "+"
+                                                                     : ""));
+  }
+  return texts;
 }
 
 }  // namespace ravel::plan

@@ -9,7 +9,6 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "common/plan/program/program_uses.h"
 #include "common/plan/report/wire_table.h"
 #include "tests/common/plan/plan_testing.h"
 #include "tests/testing/tensor_plan.h"
@@ -30,21 +29,6 @@ ShardingPlan PlanOnTensor(int64_t tensor_ranks,
       TensorPlan({.spec = spec, .data_ranks = 2, .tensor_ranks = tensor_ranks});
   EXPECT_TRUE(plan.ok()) << plan.status();
   return *std::move(plan);
-}
-
-// "attention_norm attention", "attention_residual*" of a step with a move.
-std::vector<std::string> StepTexts(const ShardingPlan& plan, UnitId unit, UnitPass pass) {
-  const std::vector<SegmentSpec> segments = SegmentsOf(plan.inventory, unit, pass);
-  std::vector<std::string> texts;
-  for (const SegmentStep& step : StepsOf(plan.inventory, unit, pass)) {
-    std::string text;
-    for (SegmentId id = step.first; id < step.end; ++id) {
-      text += (text.empty() ? "" : " ") +
-              std::string(SegmentName(segments[static_cast<size_t>(id.value())].kind));
-    }
-    texts.push_back(text + (step.move == SegmentMove::kNone ? "" : "*"));
-  }
-  return texts;
 }
 
 TEST(ActivationSteps, PassesAreCutWhereRanksExchange) {

@@ -12,9 +12,9 @@
 
 #include "common/model/architecture/architecture.h"
 #include "common/plan/check/program_checker.h"
-#include "common/plan/program/program_uses.h"
 #include "common/plan/report/wire_table.h"
 #include "tests/common/plan/plan_testing.h"
+#include "tests/testing/tensor_plan.h"
 
 namespace ravel::plan {
 namespace {
@@ -45,31 +45,13 @@ ModelConfig SequenceModel() {
   return testing::Llama(64, 2, 96, 257);
 }
 
-// "norm attention", "attention_residual+" of a sum, "attention_normed*" of a gather.
-std::vector<std::string> SequenceSteps(const ShardingPlan& plan, UnitId unit, UnitPass pass) {
-  const std::vector<SegmentSpec> segments = SegmentsOf(plan.inventory, unit, pass);
-  std::vector<std::string> texts;
-  for (const SegmentStep& step : StepsOf(plan.inventory, unit, pass)) {
-    std::string text;
-    for (SegmentId id = step.first; id < step.end; ++id) {
-      text += (text.empty() ? "" : " ") +
-              std::string(SegmentName(segments[static_cast<size_t>(id.value())].kind));
-    }
-    EXPECT_NE(step.move, SegmentMove::kSumRows);
-    texts.push_back(text + (step.move == SegmentMove::kGather        ? "*"
-                            : step.move == SegmentMove::kScatterRows ? "+"
-                                                                     : ""));
-  }
-  return texts;
-}
-
 TEST(SequenceSteps, ProductsReadWhatIsGatheredAndLeaveSums) {
   const ShardingPlan plan =
       SequencePlan(SequenceJob(SequenceModel(), Strategy::kOptim, RecomputePolicy::kBlock));
   const UnitId head = plan.inventory.units.last_id();
-  EXPECT_THAT(SequenceSteps(plan, 0, UnitPass::kForward), ElementsAre("table", "table_sum+"));
-  EXPECT_THAT(SequenceSteps(plan, 0, UnitPass::kBackward), ElementsAre("table_gradient*", "table"));
-  EXPECT_THAT(SequenceSteps(plan, 1, UnitPass::kForward),
+  EXPECT_THAT(StepTexts(plan, 0, UnitPass::kForward), ElementsAre("table", "table_sum+"));
+  EXPECT_THAT(StepTexts(plan, 0, UnitPass::kBackward), ElementsAre("table_gradient*", "table"));
+  EXPECT_THAT(StepTexts(plan, 1, UnitPass::kForward),
               ElementsAre("attention_norm",
                           "attention_normed*",
                           "attention",
@@ -78,7 +60,7 @@ TEST(SequenceSteps, ProductsReadWhatIsGatheredAndLeaveSums) {
                           "mlp_normed*",
                           "mlp",
                           "mlp_residual+"));
-  EXPECT_THAT(SequenceSteps(plan, 1, UnitPass::kBackward),
+  EXPECT_THAT(StepTexts(plan, 1, UnitPass::kBackward),
               ElementsAre("mlp_normed*",
                           "mlp_gradient*",
                           "mlp",
@@ -89,19 +71,19 @@ TEST(SequenceSteps, ProductsReadWhatIsGatheredAndLeaveSums) {
                           "attention",
                           "attention_input+",
                           "attention_norm"));
-  EXPECT_THAT(SequenceSteps(plan, head, UnitPass::kForward), ElementsAre("final_norm"));
-  const std::vector<std::string> backward = SequenceSteps(plan, head, UnitPass::kBackward);
+  EXPECT_THAT(StepTexts(plan, head, UnitPass::kForward), ElementsAre("final_norm"));
+  const std::vector<std::string> backward = StepTexts(plan, head, UnitPass::kBackward);
   EXPECT_EQ(backward.front(), "loss_normed*");
   EXPECT_EQ(backward[backward.size() - 2], "loss_input+");
-  EXPECT_EQ(SequenceSteps(plan, head, UnitPass::kEvaluate)[1], "loss_normed*");
+  EXPECT_EQ(StepTexts(plan, head, UnitPass::kEvaluate)[1], "loss_normed*");
 }
 
 // What is recomputed decides what is gathered for it: nothing where norms alone are.
 TEST(SequenceSteps, RecomputationsGatherWhatTheirProductsRead) {
   const auto recompute = [](RecomputePolicy policy) {
-    return SequenceSteps(SequencePlan(SequenceJob(SequenceModel(), Strategy::kOptim, policy)),
-                         1,
-                         UnitPass::kRecompute);
+    return StepTexts(SequencePlan(SequenceJob(SequenceModel(), Strategy::kOptim, policy)),
+                     1,
+                     UnitPass::kRecompute);
   };
   EXPECT_THAT(recompute(RecomputePolicy::kNorm), ElementsAre("attention_norm mlp_norm"));
   EXPECT_THAT(recompute(RecomputePolicy::kMlp),

@@ -27,6 +27,7 @@ steps=(
   "kernels against PyTorch|--suite none --bench G5 --pairs 1"
   "gemms against PyTorch|--suite none --bench G6 --pairs 1"
   "a killed trainer of four|--suite lost_trainer"
+  "layers that trainers share|--suite shared_layers"
 )
 
 refuse() {

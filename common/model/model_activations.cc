@@ -101,7 +101,7 @@ void AddLayerSaved(const ModelConfig& config,
   Sort(std::move(specs), recompute, unit);
 }
 
-// What products read where ranks have their own tokens alone between them: the norm's result, and
+// Products read these where ranks have their own tokens alone between them: the norm's result and
 // the gradient of the residual stream, of all tokens.
 std::vector<ActivationSpec> GatheredSpecs(int64_t tokens, int64_t hidden) {
   return {{"n_all", {tokens, hidden}}, {"dy_all", {tokens, hidden}}};

@@ -169,7 +169,7 @@ class SegmentList {
     gather.move = SegmentMove::kGather;
     gather.target = target.Take().front();
   }
-  // What products read of a norm's result: under sequence parallelism gathered first.
+  // Products read a norm's result of all tokens: under sequence parallelism it is gathered first.
   void GatherNormed(SegmentKind kind, const std::string& index, const char* area) {
     if (sequence()) {
       AddGather(kind,

@@ -51,7 +51,7 @@ struct Enrolment {
   std::string uri;
 };
 
-// What a store asks at its own door. Immutable.
+// The revocations that a store asks for at its own door. Immutable.
 struct Trust {
   std::string version;                // hash of the rest
   std::vector<EndedEnrolment> ended;  // by enrolment

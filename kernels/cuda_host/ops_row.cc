@@ -198,7 +198,7 @@ void EmbeddingForward(Stream& stream, const EmbeddingForwardArgs& args) {
   if (tokens == 0 || hidden == 0) {
     return;
   }
-  // Of a narrow table only reads are vectors where its rows become fp32.
+  // A narrow table whose rows become fp32 is read by vectors, and written one by one.
   const bool mixed = args.out.dtype != args.table.dtype;
   Variant variant = mixed ? VariantFor({args.table}) : VariantFor({args.table, args.out});
   if (mixed) {

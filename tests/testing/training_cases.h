@@ -21,8 +21,8 @@ inline constexpr int64_t kGoldenSteps = 50;
 // _untied; shared_layers and layer_drop (Llama with layer_sharing, and with training.layerDrop).
 // CaseJob also knows recipes, recipes_wide and recipes_gpt2, whose matrices every recipe takes.
 std::vector<std::string> CaseNames();
-// Of models that a tensor axis of 4 divides: cut_llama, cut_qwen2, cut_qwen3 and cut_gpt2, each
-// _tied and _untied.
+// Names of models that a tensor axis of 4 divides: cut_llama, cut_qwen2, cut_qwen3 and cut_gpt2,
+// each _tied and _untied.
 std::vector<std::string> CutCaseNames();
 // The job of a case, its token file written below `folder`. V = 8 lanes of one sequence.
 plan::JobSpec CaseJob(const std::string& name, const std::string& folder);

@@ -30,8 +30,8 @@ class ResidualBlock {
   void Backward(kernels::Stream& stream,
                 const UnitMemory& memory,
                 const WeightGradients& gradients) const;
-  // Of this rank's tokens, where it has no others: UnitMemory::rows = the norm's result, or
-  // `dhidden`, for all ranks to gather.
+  // Where ranks have their own tokens alone: UnitMemory::rows = this rank's of the norm's result,
+  // or of `dhidden`, for all ranks to gather.
   void GiveNormed(kernels::Stream& stream, const UnitMemory& memory) const;
   void GiveGradient(kernels::Stream& stream, const UnitMemory& memory) const;
   // UnitMemory::rows = the tree of pieces.

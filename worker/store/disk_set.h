@@ -56,7 +56,7 @@ class Upload {
   absl::Status Append(std::string_view data, uint32_t crc32c);
   // A block more would be written together with those before; else Flush comes first.
   bool MayTakeMore() const;
-  // What was appended is in the part: a process that is killed does not lose it.
+  // After it the part has all that was appended: a process that is killed does not lose it.
   absl::Status Flush();
   // Durable, under its name. DataLoss, and the part is gone, unless the whole file has this size
   // and crc32c; AlreadyExists when the name is taken.

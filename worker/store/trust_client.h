@@ -50,7 +50,7 @@ class TrustClient {
 
   const TrustSource source_;
   TrustBook* const book_;
-  // Of the thread alone.
+  // These are the thread's alone.
   std::string identity_;
   std::unique_ptr<v1::Access::Stub> stub_;
   std::string version_;  // of the last answer that was taken; empty: it is to be told all

@@ -78,7 +78,7 @@ TEST(SequenceSteps, ProductsReadWhatIsGatheredAndLeaveSums) {
   EXPECT_EQ(StepTexts(plan, head, UnitPass::kEvaluate)[1], "loss_normed*");
 }
 
-// What is recomputed decides what is gathered for it: nothing where norms alone are.
+// A recomputation gathers what its products read: nothing where norms alone are made again.
 TEST(SequenceSteps, RecomputationsGatherWhatTheirProductsRead) {
   const auto recompute = [](RecomputePolicy policy) {
     return StepTexts(SequencePlan(SequenceJob(SequenceModel(), Strategy::kOptim, policy)),

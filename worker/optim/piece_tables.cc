@@ -22,6 +22,7 @@ std::vector<kernels::UpdatePiece> PiecesOf(const plan::ShardingPlan& plan,
   for (size_t i = 0; i < group.pieces().size(); ++i) {
     const plan::OwnedPiece& piece = group.pieces()[i];
     const plan::TensorSpec& tensor = plan.inventory.tensors[piece.tensor];
+    int64_t scale = scales.empty() ? 0 : scales[i].shard_offset;
     piece.VisitRuns(tensor.shape, [&](const plan::OwnedRun& run) {
       pieces.push_back({.offset = run.offset,
                         .elements = run.elements,
@@ -29,7 +30,10 @@ std::vector<kernels::UpdatePiece> PiecesOf(const plan::ShardingPlan& plan,
                         .site = tensor.site,
                         .decays = tensor.decay ? 1u : 0u,
                         .row = in_groups ? plan::StateRow(tensor.shape) : 0,
-                        .first_scale = scales.empty() ? 0 : scales[i].shard_offset});
+                        .first_scale = scale});
+      if (!scales.empty()) {
+        scale += plan::StateGroups(tensor.shape, run.first, run.first + run.elements);
+      }
     });
   }
   return pieces;

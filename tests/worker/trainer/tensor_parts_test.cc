@@ -225,6 +225,18 @@ TEST(TensorParts, RanksHaveTheBitsOfOneWithNarrowStates) {
   });
 }
 
+// Groups of 128 elements of a row share a scale; parts are whole groups.
+TEST(TensorParts, RanksHaveTheBitsOfOneWithStatesOfFp8) {
+  for (const char* model : {"llama", "gpt2"}) {
+    ExpectRanksHaveTheBitsOfOne(model, [](plan::JobSpec& spec) {
+      spec.optimizer.state_types = plan::kFp8States;
+      spec.model->hidden_size = 512;
+      spec.model->head_dim = 128;
+      spec.model->intermediate_size = 512;
+    });
+  }
+}
+
 TEST(TensorParts, AreAnotherOrderOfTheSameSums) {
   for (const char* model : {"llama", "gpt2"}) {
     const StrategyCase tested = {.strategy = "ZeRO0"};

@@ -22,7 +22,8 @@ namespace ravel::kernels {
 
 // amax [ceil(R / edge), ceil(columns / edge)] u32 = max(amax, magnitudes of the blocks' elements),
 // for rows [first_row, first_row + rows) of a matrix of R rows; edge 0: amax [1, 1]. None of a
-// block that has rows here is less than epsilon afterwards.
+// block that has rows here is less than epsilon afterwards. Rows of a grid may be strided, here and
+// in WeightScales: columns of a matrix that is cut have part of its grid.
 struct BlockAmaxArgs {
   TensorView from;  // [rows, columns] fp32, contiguous
   int64_t first_row = 0;

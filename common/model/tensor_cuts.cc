@@ -23,6 +23,8 @@ namespace {
 constexpr char kTensorField[] = "parallelism.tensor";
 constexpr char kPartsField[] = "determinism.tensorParts";
 constexpr int64_t kVocabularyStep = 8;
+// Gemms of codes read whole accesses, and digests of codes whole words.
+constexpr int64_t kCodesStep = 16;
 
 bool IsPowerOfTwo(int64_t value) {
   return value > 0 && std::has_single_bit(static_cast<uint64_t>(value));
@@ -78,7 +80,8 @@ absl::Status CheckEven(const TensorSpec& tensor, int64_t parts, const char* fiel
 absl::Status CheckBlocks(const TensorSpec& tensor, int64_t parts, bool fp8_states) {
   const DimensionCut& cut = tensor.cut;
   const int64_t length = tensor.shape[Size(cut.dim)] / PiecesOf(cut, parts);
-  const int64_t block = std::max<int64_t>(1, BlockEdge(tensor.recipe));
+  const bool quantized = tensor.recipe != Recipe::kNone;
+  const int64_t block = quantized ? std::max(kCodesStep, BlockEdge(tensor.recipe)) : int64_t{1};
   const std::string got = absl::StrCat(length, " of dimension ", cut.dim);
   if (length % block != 0) {
     return FieldRefusal("precision.recipe",

@@ -86,19 +86,6 @@ absl::Status CheckRecipe(const JobSpec& spec) {
   return absl::OkStatus();
 }
 
-// Sums in parts of codes are not computed.
-absl::Status CheckParts(const JobSpec& spec) {
-  if (spec.tensor_parts == 1) {
-    return absl::OkStatus();
-  }
-  if (spec.recipe.recipe != Recipe::kNone) {
-    return FieldRefusal("determinism.tensorParts",
-                        absl::StrCat("1 beside ", RecipeName(spec.recipe.recipe)),
-                        absl::StrCat(spec.tensor_parts));
-  }
-  return absl::OkStatus();
-}
-
 absl::Status CheckFp16(const JobSpec& spec) {
   if (spec.compute != ComputeType::kF16) {
     return absl::OkStatus();
@@ -140,7 +127,6 @@ absl::Status CheckRequest(const PlanRequest& request) {
   }
   RETURN_IF_ERROR(CheckRecipe(spec));
   RETURN_IF_ERROR(CheckFp16(spec));
-  RETURN_IF_ERROR(CheckParts(spec));
   const OffloadSpec& offload = spec.optimizer.offload;
   if (!(offload.fraction >= 0 && offload.fraction <= 1)) {
     return FieldRefusal(
@@ -390,26 +376,6 @@ absl::StatusOr<ShardingPlan> BuildShardingPlan(const PlanRequest& request) {
   RETURN_IF_ERROR(PlanPrograms(plan));
   RETURN_IF_ERROR(CheckPlan(plan));
   return plan;
-}
-
-namespace {
-
-absl::Status CheckTensorRun(const TensorCut& axis, bool recipe) {
-  return axis.degree == 1 || !recipe
-             ? absl::OkStatus()
-             : FieldRefusal("precision.recipe",
-                            absl::StrCat("nothing beside parallelism.tensor ", axis.degree),
-                            "a recipe");
-}
-
-}  // namespace
-
-absl::Status CheckRuns(const JobSpec& spec) {
-  return CheckTensorRun(TensorCutOf(spec), spec.recipe.recipe != Recipe::kNone);
-}
-
-absl::Status CheckRuns(const ShardingPlan& plan) {
-  return CheckTensorRun(plan.inventory.cut, IsQuantized(plan.inventory));
 }
 
 absl::StatusOr<MoveTable> MovesOf(const ShardingPlan& plan) {

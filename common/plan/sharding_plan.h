@@ -76,10 +76,6 @@ absl::StatusOr<MoveTable> MovesOf(const ShardingPlan& plan);
 // buffers, programs and addresses, not yet checked.
 absl::Status PlanPrograms(ShardingPlan& plan);
 
-// Refuses what a job with a tensor axis can plan but not run: recipes. Errors name the field.
-absl::Status CheckRuns(const JobSpec& spec);
-absl::Status CheckRuns(const ShardingPlan& plan);
-
 // Lanes and micro-batches: V a power of two, at least the largest device count divided by the
 // tensor axis; the global batch a multiple of V, and each lane's part of it one of the micro-batch.
 // Fills virtual_ranks and micro_batch (one per lane) where they are auto; errors name the field.

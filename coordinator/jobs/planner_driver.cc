@@ -31,7 +31,6 @@ absl::StatusOr<std::shared_ptr<const PlannedWorld>> PlannerDriver::Plan(const pl
       return found->second;
     }
   }
-  RETURN_IF_ERROR(plan::CheckRuns(spec));
   plan::PlanRequest request{spec, ranks, shared_memory};
   ASSIGN_OR_RETURN(plan::ShardingPlan made, plan::BuildFittingPlan(request));
   auto world = std::make_shared<PlannedWorld>();
@@ -67,7 +66,6 @@ std::shared_ptr<const PlannedWorld> PlannerDriver::Find(const std::string& diges
 absl::StatusOr<RankMemory> PlannerDriver::Check(const plan::JobSpec& spec,
                                                 int64_t ranks,
                                                 bool shared_memory) {
-  RETURN_IF_ERROR(plan::CheckRuns(spec));
   ASSIGN_OR_RETURN(const plan::ShardingPlan made,
                    plan::BuildFittingPlan({spec, ranks, shared_memory}));
   return MemoryOf(made);

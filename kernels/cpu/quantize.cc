@@ -75,8 +75,7 @@ void ForEachWeightRow(
       grid_row = next;
       // One scale for the tensor is `tensor`, whatever the amax.
       const uint32_t none = 0;
-      const uint32_t* amax =
-          edge > 0 ? scales.amax.As<uint32_t>() + grid_row * grid_columns : &none;
+      const uint32_t* amax = edge > 0 ? scales.amax.Row<uint32_t>(grid_row) : &none;
       row_scales.Make(scales.recipe, amax, tensor, scalar::kLargestF32Bits);
     }
     visit(row, row_scales.Of(block));
@@ -90,10 +89,8 @@ void BlockAmax(const BlockAmaxArgs& args) {
   const int64_t block = EdgeOrAll(args.edge, columns);
   for (int64_t row = 0; row < args.from.size[0]; ++row) {
     const int64_t grid_row = args.edge > 0 ? (args.first_row + row) / args.edge : 0;
-    Loops().block_amax_f32(args.from.Row<float>(row),
-                           columns,
-                           block,
-                           args.amax.As<uint32_t>() + grid_row * DivCeil(columns, block));
+    Loops().block_amax_f32(
+        args.from.Row<float>(row), columns, block, args.amax.Row<uint32_t>(grid_row));
   }
   const int64_t rows = args.from.size[0];
   if (args.epsilon == 0 || rows == 0) {
@@ -101,12 +98,12 @@ void BlockAmax(const BlockAmaxArgs& args) {
   }
   const int64_t first = args.edge > 0 ? args.first_row / args.edge : 0;
   const int64_t end = args.edge > 0 ? DivCeil(args.first_row + rows, args.edge) : 1;
-  auto* amax = args.amax.As<uint32_t>();
-  const int64_t across = DivCeil(columns, block);
-  std::transform(
-      amax + first * across, amax + end * across, amax + first * across, [&](uint32_t x) {
-        return std::max(x, std::bit_cast<uint32_t>(args.epsilon));
-      });
+  for (int64_t grid_row = first; grid_row < end; ++grid_row) {
+    auto* amax = args.amax.Row<uint32_t>(grid_row);
+    std::transform(amax, amax + DivCeil(columns, block), amax, [&](uint32_t x) {
+      return std::max(x, std::bit_cast<uint32_t>(args.epsilon));
+    });
+  }
 }
 
 void QuantizeWeight(const QuantizeWeightArgs& args) {

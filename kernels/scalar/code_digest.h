@@ -16,8 +16,9 @@ namespace ravel::kernels::scalar {
 // Scales count from here, behind any code.
 inline constexpr uint64_t kFirstScaleIndex = uint64_t{1} << 60;
 
-// Codes of whole rows, of `row_bytes` each; `first_byte`: where they begin in the plane of codes.
-// Rows of whole words are digested by words.
+// Codes that lie one after another in a plane with rows of `row_bytes` each; `first_byte`: where
+// they begin there. Rows of whole words are digested by words, and parts of rows are whole words
+// then.
 inline uint64_t CodesDigest(std::span<const uint8_t> codes, int64_t row_bytes, int64_t first_byte) {
   const int64_t step = row_bytes % 8 == 0 ? 8 : 1;
   uint64_t sum = 0;

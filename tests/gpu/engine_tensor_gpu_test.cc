@@ -3,12 +3,15 @@
 // depend on its shape, as on an emulated device, all meshes have the bits of one rank; elsewhere
 // they agree closely.
 
+#include <algorithm>
 #include <string>
 #include <vector>
 
 #include <absl/strings/str_cat.h>
 #include <gtest/gtest.h>
 
+#include "common/model/gemm_paths.h"
+#include "common/model/recipes.h"
 #include "tests/gpu/engine_device.h"
 #include "tests/testing/device_runs.h"
 
@@ -16,6 +19,7 @@ namespace ravel::trainer {
 namespace {
 
 using plan::ComputeType;
+using plan::Recipe;
 using plan::RecomputePolicy;
 
 constexpr int64_t kParts = 4;
@@ -25,13 +29,22 @@ struct TensorMesh {
   const char* model = "bundled_rope_scaling";
   ComputeType compute = ComputeType::kF32;
   bool offload = false;  // the optimizer's state is in memory of the host
+  Recipe recipe = Recipe::kNone;
+  bool of_codes = false;  // gemms read codes; else they are emulated
 
   std::string name() const {
     return absl::StrCat(strategy.name(),
                         "_",
                         model,
                         compute == ComputeType::kBF16 ? "_bf16" : "",
-                        offload ? "_offload" : "");
+                        offload ? "_offload" : "",
+                        recipe == Recipe::kNone ? "" : absl::StrCat("_", recipe_name()),
+                        of_codes ? "_codes" : "");
+  }
+  std::string recipe_name() const {
+    std::string name = plan::RecipeName(recipe);
+    std::replace(name.begin(), name.end(), '/', '_');
+    return name;
   }
 };
 
@@ -40,6 +53,13 @@ RecordArgs StepsOf(const TensorMesh& mesh) {
   args.spec.tensor_parts = kParts;
   args.spec.compute = mesh.compute;
   args.spec.optimizer.offload.fraction = mesh.offload ? 1 : 0;
+  if (mesh.recipe != Recipe::kNone) {
+    args.spec.compute = ComputeType::kBF16;
+    args.spec.recipe = {.recipe = mesh.recipe, .keep_bf16 = {}, .history = 3};
+    if (!mesh.of_codes) {
+      args.spec.recipe.emulation = {plan::GemmPath::kDequantBf16};
+    }
+  }
   return args;
 }
 
@@ -47,7 +67,9 @@ const Recording& OneRankOf(kernels::CudaGpu& gpu, const TensorMesh& mesh) {
   const TensorMesh alone = {
       .strategy = {.micro_batches = mesh.strategy.micro_batches, .in_place = true},
       .model = mesh.model,
-      .compute = mesh.compute};
+      .compute = mesh.compute,
+      .recipe = mesh.recipe,
+      .of_codes = mesh.of_codes};
   return RecordedOnce(gpu, "tensor " + alone.name(), StepsOf(alone));
 }
 
@@ -55,6 +77,17 @@ class GpuTensor : public GpuEngine, public ::testing::WithParamInterface<TensorM
 
 TEST_P(GpuTensor, MeshesHaveTheBitsOfOneRank) {
   const TensorMesh& mesh = GetParam();
+  if (mesh.of_codes) {
+    const kernels::CudaDevice& device = gpu().properties();
+    const absl::Status checked = plan::CheckGemmPath(plan::PathOfCodes(mesh.recipe),
+                                                     {.name = device.name,
+                                                      .compute_major = device.compute_major,
+                                                      .compute_minor = device.compute_minor,
+                                                      .cublas_lt_version = gpu().cublas_version()});
+    if (!checked.ok()) {
+      GTEST_SKIP() << checked;
+    }
+  }
   const Recording& one = OneRankOf(gpu(), mesh);
   const Recording run = RecordOn(gpu(), StepsOf(mesh));
   if (emulated()) {
@@ -62,7 +95,7 @@ TEST_P(GpuTensor, MeshesHaveTheBitsOfOneRank) {
     return;
   }
   ASSERT_EQ(run.steps.size(), one.steps.size());
-  const bool narrow = mesh.compute == ComputeType::kBF16;
+  const bool narrow = mesh.compute == ComputeType::kBF16 || mesh.recipe != Recipe::kNone;
   for (size_t step = 0; step < one.steps.size(); ++step) {
     EXPECT_NEAR(run.steps[step].loss / one.steps[step].loss, 1.0, narrow ? 1e-3 : 1e-5) << step;
   }
@@ -85,7 +118,21 @@ std::vector<TensorMesh> Meshes() {
        .compute = ComputeType::kBF16},
       {.strategy = {.strategy = "ZeRO2", .tensor = 4}, .compute = ComputeType::kBF16},
       {.strategy = {.strategy = "ZeRO3", .width = 2, .tensor = 2, .sequence = true},
-       .offload = true}};
+       .offload = true},
+      {.strategy = {.strategy = "ZeRO3", .width = 2, .tensor = 2},
+       .model = "recipes",
+       .recipe = Recipe::kMxFp8},
+      {.strategy = {.strategy = "ZeRO1", .tensor = 4, .sequence = true},
+       .model = "recipes",
+       .recipe = Recipe::kNvFp4},
+      {.strategy = {.strategy = "ZeRO3", .width = 2, .tensor = 2, .sequence = true},
+       .model = "recipes",
+       .recipe = Recipe::kCurrent,
+       .of_codes = true},
+      {.strategy = {.strategy = "ZeRO2", .tensor = 4},
+       .model = "recipes_gpt2",
+       .recipe = Recipe::kDelayed,
+       .of_codes = true}};
 }
 
 INSTANTIATE_TEST_SUITE_P(Meshes, GpuTensor, ::testing::ValuesIn(Meshes()), [](const auto& tested) {

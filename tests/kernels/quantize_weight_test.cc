@@ -217,5 +217,46 @@ TEST_P(WeightTest, EveryInstructionSetGivesTheSameBits) {
   cpu::UseBestSimdPath();
 }
 
+// A rank that has columns of a matrix has the columns of its grid.
+TEST(QuantizeWeight, PartsOfColumnsHaveTheCodesOfTheWhole) {
+  for (const Recipe recipe : {Recipe::kFloat8Block, Recipe::kMxFp8, Recipe::kNvFp4}) {
+    Weight whole = MakeWeight(recipe, 256, 512, 11);
+    const std::vector<uint8_t> expected = CodesOf(whole, 256);
+    Weight cut = MakeWeight(recipe, 256, 512, 11);
+    constexpr int64_t kFirst = 128;
+    constexpr int64_t kWide = 256;
+    Matrix part = RandomMatrix(256, kWide, 1);
+    for (int64_t row = 0; row < part.rows; ++row) {
+      std::copy_n(&cut.values.at(row, kFirst), kWide, &part.at(row, 0));
+    }
+    const TensorView from = MatrixView(&part.at(0, 0), part.rows, kWide);
+    WeightScales scales = cut.scales();
+    scales.amax = ColumnsOf(scales.amax, kFirst / cut.edge(), kWide / cut.edge());
+    CpuStream stream;
+    BlockAmax(stream, {.from = from, .edge = cut.edge(), .amax = scales.amax, .epsilon = 1e-30f});
+    const int64_t bytes = kWide / plan::CodesPerByte(recipe);
+    std::vector<uint8_t> codes(Size(part.rows * bytes));
+    QuantizeWeight(
+        stream,
+        {.from = from, .scales = scales, .codes = Grid(codes, part.rows, bytes, DType::kU8)});
+    const int64_t row_bytes = 512 / plan::CodesPerByte(recipe);
+    const int64_t first_byte = kFirst / plan::CodesPerByte(recipe);
+    for (int64_t row = 0; row < part.rows; ++row) {
+      ASSERT_TRUE(std::equal(codes.begin() + row * bytes,
+                             codes.begin() + (row + 1) * bytes,
+                             expected.begin() + row * row_bytes + first_byte))
+          << static_cast<int>(recipe) << " row " << row;
+    }
+    // Words of other columns are another rank's.
+    for (int64_t row = 0; row < cut.grid_rows(); ++row) {
+      for (int64_t column = 0; column < cut.grid_columns(); ++column) {
+        const bool mine = column >= kFirst / cut.edge() && column < (kFirst + kWide) / cut.edge();
+        const uint32_t amax = cut.amax[Size(row * cut.grid_columns() + column)];
+        ASSERT_EQ(amax, mine ? whole.amax[Size(row * cut.grid_columns() + column)] : 0);
+      }
+    }
+  }
+}
+
 }  // namespace
 }  // namespace ravel::kernels

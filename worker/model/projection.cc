@@ -26,6 +26,9 @@ namespace {
 constexpr auto kColumns = kernels::BlocksAlong::kColumns;
 constexpr auto kRows = kernels::BlocksAlong::kRows;
 
+// Bits of the site of random numbers that are the weight's; those above are of a part of it.
+constexpr uint32_t kSiteBits = 24;
+
 // Places in the scratch of scales: lines apart.
 constexpr int64_t kWeightScale = 0;
 constexpr int64_t kInputScale = 16;
@@ -68,6 +71,7 @@ Projection::Projection(const UnitTensors& tensors,
   }
   const plan::DimensionCut& cut = tensors.tensor(parts_[0].weight).cut;
   apart_ = layout_ == MatrixLayout::kInputOutput && cut.cuts() && cut.parts[0] > 0;
+  inputs_cut_ = cut.dim == (layout_ == MatrixLayout::kOutputInput ? 1 : 0);
   AddMembers(members);
   // A bundle of which some parts are frozen is not laid out as one.
   const plan::TensorSpec& first = tensors.tensor(parts_[0].weight);
@@ -132,13 +136,16 @@ Projection::Operand Projection::Codes(kernels::Stream& stream,
     operand.scale = PlacedScales(stream, memory, block, inner);
     operand.form = kernels::WeightScaleForm(scales.recipe);
   } else {
-    operand.scale = ScaleAt(memory.workspace[scratch_->scales], kWeightScale);
+    operand.scale = ScaleAt(memory.workspace[scratch_->scales], kWeightScale + block.scale);
     kernels::DecodeWeight(stream,
                           {.codes = {}, .scales = scales, .to = {}, .scale = operand.scale});
   }
   if (inner == kernels::BlocksAlong::kRows) {
-    const TensorView to =
-        Carve(memory.workspace[scratch_->weight], operand.matrix.size[1], operand.matrix.size[0]);
+    const TensorView& scratch = memory.workspace[scratch_->weight];
+    CHECK_LE(block.scratch + operand.matrix.elements(), scratch.elements());
+    TensorView to = MatrixView(nullptr, operand.matrix.size[1], operand.matrix.size[0]);
+    to.dtype = scratch.dtype;
+    to.data = ElementAt(scratch.data, block.scratch, scratch.dtype);
     kernels::TransposeCodes(stream, {.from = operand.matrix, .to = to});
     operand.matrix = to;
   }
@@ -177,9 +184,13 @@ TensorView Projection::PlacedScales(kernels::Stream& stream,
 Projection::Operand Projection::Decoded(kernels::Stream& stream,
                                         const UnitMemory& memory,
                                         const Block& block) const {
-  const TensorView& scratch = memory.workspace[scratch_->weight];
-  Operand operand = {.matrix = scratch,
-                     .scale = ScaleAt(memory.workspace[scratch_->scales], kWeightScale)};
+  TensorView scratch = memory.workspace[scratch_->weight];
+  CHECK_LE(block.scratch, scratch.elements());
+  const int64_t room = scratch.elements() - block.scratch;
+  scratch.data = ElementAt(scratch.data, block.scratch, scratch.dtype);
+  Operand operand = {
+      .matrix = scratch,
+      .scale = ScaleAt(memory.workspace[scratch_->scales], kWeightScale + block.scale)};
   int64_t rows = 0;
   int64_t columns = 0;
   for (size_t part = block.first; part < block.first + block.parts; ++part) {
@@ -190,7 +201,7 @@ Projection::Operand Projection::Decoded(kernels::Stream& stream,
     TensorView to = MatrixView(nullptr, codes.size[0], columns);
     to.dtype = scratch.dtype;
     to.data = ElementAt(scratch.data, rows * columns, scratch.dtype);
-    CHECK_LE((rows + codes.size[0]) * columns, scratch.elements());
+    CHECK_LE((rows + codes.size[0]) * columns, room);
     kernels::DecodeWeight(stream,
                           {.codes = codes, .scales = scales, .to = to, .scale = operand.scale});
     rows += codes.size[0];
@@ -231,7 +242,9 @@ Projection::Operand Projection::Activation(kernels::Stream& stream,
       .non_finite = scales.non_finite,
       .draws = args.memory.draws == nullptr ? kernels::ActivationDraws() : *args.memory.draws,
       .epsilon = scales.amax_epsilon};
-  quantize.draws.site = parts_[args.part].site;
+  const uint32_t site = parts_[args.part].site;
+  CHECK_LT(site, 1u << kSiteBits);
+  quantize.draws.site = site | args.piece << kSiteBits;
   kernels::QuantizeActivation(stream, quantize);
   if (!ScalesTheWhole(scales.weight.recipe)) {
     operand.scale = {};
@@ -440,8 +453,13 @@ void Projection::InputGradient(kernels::Stream& stream, const InputGradientArgs&
 }
 
 void Projection::WeightGradient(kernels::Stream& stream, const WeightGradientArgs& args) const {
-  if (SharesHeads()) {
-    SharedWeightGradient(stream, args);
+  const bool of_parts = sums_.cuts() && FirstQuantized(args.memory).has_value();
+  if (of_parts && inputs_cut_) {
+    InputPartGradients(stream, args);
+    return;
+  }
+  if (of_parts || SharesHeads()) {
+    MemberGradients(stream, args);
     return;
   }
   int64_t column = 0;

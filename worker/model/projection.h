@@ -36,8 +36,10 @@ class Projection {
   };
   void Forward(kernels::Stream& stream, const ForwardArgs& args) const;
 
-  // Sums in parts (PartSums), for SumParts to finish. Neither reads codes. Of a layer whose inputs
-  // this rank has a part of: x * w, without the bias, which FinishForward adds.
+  // Sums in parts (PartSums), for SumParts to finish. Of a layer whose inputs this rank has a part
+  // of: x * w, without the bias, which FinishForward adds. Where weights are quantized, what is cut
+  // (x here, dy in InputGradientParts, either in WeightGradient) is quantized part by part, each
+  // with scales of its own.
   struct PartArgs {
     const UnitMemory& memory;
     TensorView from;
@@ -94,6 +96,9 @@ class Projection {
     int64_t columns = 0;
     size_t first = 0;  // part
     size_t parts = 1;
+    // Where several are made at once: elements of the scratch and scales before those of this one.
+    int64_t scratch = 0;
+    int64_t scale = 0;
   };
   std::vector<Block> Blocks(const std::vector<TensorView>& views) const;
   // Outputs of one map: columns of y, from output `row` of the weight on.
@@ -106,7 +111,10 @@ class Projection {
   void AddMembers(const Members& members);
   void TakeApart(const Members& members);
   bool SharesHeads() const { return members_.back().sharing > 1; }
-  void SharedWeightGradient(kernels::Stream& stream, const WeightGradientArgs& args) const;
+  // Of layers whose outputs are cut, where parts share heads or are quantized by themselves.
+  void MemberGradients(kernels::Stream& stream, const WeightGradientArgs& args) const;
+  // Of layers whose inputs are cut, and quantized part by part.
+  void InputPartGradients(kernels::Stream& stream, const WeightGradientArgs& args) const;
   void BiasGradients(kernels::Stream& stream, const WeightGradientArgs& args) const;
   // Of weights: the matrix of a block as gemms read it, decoded where it is of codes.
   struct Operand {
@@ -119,6 +127,19 @@ class Projection {
                  const Block& block,
                  kernels::BlocksAlong inner) const;
   Operand Decoded(kernels::Stream& stream, const UnitMemory& memory, const Block& block) const;
+  // Weight of all parts at once, by part.
+  std::vector<Operand> Weights(kernels::Stream& stream,
+                               const UnitMemory& memory,
+                               kernels::BlocksAlong inner) const;
+  struct MemberArgs {
+    const WeightGradientArgs& all;
+    const Operand& x;  // quantized, if any member is
+    TensorView dy;     // of the member
+    TensorView to;     // gradient of its weight, or leaves
+  };
+  void MemberGradient(kernels::Stream& stream, const Member& member, const MemberArgs& args) const;
+  // Number of a part of a member, from 1, over all ranks: its place among sites of random numbers.
+  uint32_t PieceOf(const Member& member, int64_t part) const;
   Operand Codes(kernels::Stream& stream,
                 const UnitMemory& memory,
                 const Block& block,
@@ -150,6 +171,7 @@ class Projection {
     TensorView from;
     kernels::ActivationRole role = kernels::ActivationRole::kInput;
     kernels::BlocksAlong along = kernels::BlocksAlong::kColumns;
+    uint32_t piece = 0;  // PieceOf; 0: the whole
   };
   Operand Activation(kernels::Stream& stream, const ActivationArgs& args) const;
   Operand ActivationCodes(kernels::Stream& stream, const ActivationArgs& args) const;
@@ -184,6 +206,7 @@ class Projection {
   bool apart_ = false;
   std::optional<Scratch> scratch_;
   PartSums sums_;
+  bool inputs_cut_ = false;  // by the tensor axis, or where it would cut
   std::vector<Member> members_;
 };
 

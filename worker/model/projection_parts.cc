@@ -4,8 +4,10 @@
 //   dy W^T = the tree over p of the sum over members of dy_p W_p^T, the first one from zero
 
 #include <algorithm>
+#include <optional>
 
 #include "common/check.h"
+#include "common/shape.h"
 #include "kernels/bias.h"
 #include "kernels/part_sum.h"
 #include "worker/model/projection.h"
@@ -15,6 +17,13 @@ namespace ravel::model {
 using kernels::Output;
 using kernels::Transpose;
 using plan::MatrixLayout;
+
+namespace {
+
+constexpr auto kColumns = kernels::BlocksAlong::kColumns;
+constexpr auto kRows = kernels::BlocksAlong::kRows;
+
+}  // namespace
 
 // One part for each member, in place of the one that is all of them.
 void Projection::TakeApart(const Members& members) {
@@ -50,24 +59,66 @@ void Projection::AddMembers(const Members& members) {
   }
 }
 
+uint32_t Projection::PieceOf(const Member& member, int64_t part) const {
+  const plan::TensorCut& cut = sums_.cut();
+  const auto index = static_cast<int64_t>(&member - members_.data());
+  return static_cast<uint32_t>(1 + index * cut.parts + cut.first_part() + part);
+}
+
+std::vector<Projection::Operand> Projection::Weights(kernels::Stream& stream,
+                                                     const UnitMemory& memory,
+                                                     kernels::BlocksAlong inner) const {
+  std::vector<Operand> of_parts;
+  int64_t scratch = 0;
+  for (Block& block : Blocks(memory.weights)) {
+    block.scratch = scratch;
+    block.scale = static_cast<int64_t>(block.first);
+    const Operand whole = Weight(stream, memory, block, inner);
+    const bool turned = OfCodes(memory, block.first) && inner == kernels::BlocksAlong::kRows;
+    int64_t row = 0;
+    for (size_t part = block.first; part < block.first + block.parts; ++part) {
+      Operand of_part = whole;
+      if (block.parts > 1) {
+        const int64_t rows = MatrixOf(memory.weights, parts_[part]).size[0];
+        of_part.matrix =
+            turned ? ColumnsOf(whole.matrix, row, rows) : RowsOf(whole.matrix, row, rows);
+        row += rows;
+      }
+      of_parts.push_back(of_part);
+    }
+    scratch += Quantized(memory, block.first) ? whole.matrix.elements() : 0;
+  }
+  return of_parts;
+}
+
 std::vector<TensorView> Projection::ForwardParts(kernels::Stream& stream,
                                                  const PartArgs& args) const {
   CHECK_MSG(parts_.size() == 1, "a row layer is one matrix");
-  const TensorView& weight = args.memory.weights[parts_[0].weight];
   const bool output_first = layout_ == MatrixLayout::kOutputInput;
+  const bool quantized = Quantized(args.memory, 0);
+  const Operand weight = Weights(stream, args.memory, output_first ? kColumns : kRows)[0];
+  const bool in_columns = output_first || OfCodes(args.memory, 0);  // what the product sums over
+  const bool fast = quantized && args.memory.scales[parts_[0].weight].fast_forward;
   const int64_t inputs = args.from.size[1] / sums_.cut().local_parts();
-  return sums_.Products(stream,
-                        args.memory,
-                        {.rows = args.from.size[0], .columns = parts_[0].columns},
-                        [&](int64_t part, const TensorView& to) {
-                          kernels::Gemm(
-                              stream,
-                              {.a = ColumnsOf(args.from, part * inputs, inputs),
-                               .b = output_first ? ColumnsOf(weight, part * inputs, inputs)
-                                                 : RowsOf(weight, part * inputs, inputs),
-                               .transpose_b = output_first ? Transpose::kYes : Transpose::kNo,
-                               .c = to});
-                        });
+  return sums_.Products(
+      stream,
+      args.memory,
+      {.rows = args.from.size[0], .columns = parts_[0].columns},
+      [&](int64_t part, const TensorView& to) {
+        Operand x = {.matrix = ColumnsOf(args.from, part * inputs, inputs), .scale = {}};
+        if (quantized) {
+          x = Activation(stream, {.memory = args.memory, .from = x.matrix});
+        }
+        kernels::Gemm(stream,
+                      {.a = x.matrix,
+                       .b = in_columns ? ColumnsOf(weight.matrix, part * inputs, inputs)
+                                       : RowsOf(weight.matrix, part * inputs, inputs),
+                       .transpose_b = in_columns ? Transpose::kYes : Transpose::kNo,
+                       .c = to,
+                       .scale_a = x.scale,
+                       .scale_b = weight.scale,
+                       .fast_accumulation = fast});
+      });
 }
 
 void Projection::FinishForward(kernels::Stream& stream, const FinishArgs& args) const {
@@ -83,69 +134,165 @@ std::vector<TensorView> Projection::InputGradientParts(kernels::Stream& stream,
                                                        const PartArgs& args) const {
   const bool output_first = layout_ == MatrixLayout::kOutputInput;
   const int64_t parts = sums_.cut().local_parts();
-  const TensorView& any = args.memory.weights[parts_[0].weight];
-  return sums_.Products(
-      stream,
-      args.memory,
-      {.rows = args.from.size[0], .columns = any.size[output_first ? 1 : 0]},
-      [&](int64_t part, const TensorView& to) {
-        int64_t column = 0;
-        for (const Member& member : members_) {
-          const int64_t share = member.columns * member.sharing / parts;
-          const TensorView weight = MatrixOf(args.memory.weights, parts_[member.part]);
-          const int64_t row = member.row + part / member.sharing * share;
-          kernels::Gemm(
-              stream,
-              {.a = ColumnsOf(args.from, column + part * share, share),
-               .b = output_first ? RowsOf(weight, row, share) : ColumnsOf(weight, row, share),
-               .transpose_b = output_first ? Transpose::kNo : Transpose::kYes,
-               .c = to,
-               .output = column == 0 ? Output::kOverwrite : Output::kAccumulate});
-          column += member.columns * member.sharing;
-        }
-        CHECK_EQ(column, args.from.size[1]);
-      });
+  const std::vector<Operand> weights =
+      Weights(stream, args.memory, output_first ? kRows : kColumns);
+  const bool turned = output_first && OfCodes(args.memory, 0);
+  const int64_t inputs = weights[0].matrix.size[output_first && !turned ? 1 : 0];
+  const auto product = [&](const Member& member, int64_t part, int64_t column, TensorView to) {
+    const int64_t share = member.columns * member.sharing / parts;
+    const int64_t row = member.row + part / member.sharing * share;
+    const bool quantized = Quantized(args.memory, member.part);
+    const bool in_columns = !output_first || OfCodes(args.memory, member.part);
+    Operand dy = {.matrix = ColumnsOf(args.from, column + part * share, share), .scale = {}};
+    if (quantized) {
+      dy = Activation(stream,
+                      {.memory = args.memory,
+                       .part = member.part,
+                       .from = dy.matrix,
+                       .role = kernels::ActivationRole::kGradient,
+                       .piece = PieceOf(member, part)});
+    }
+    const Operand& weight = weights[member.part];
+    kernels::Gemm(
+        stream,
+        {.a = dy.matrix,
+         .b = in_columns ? ColumnsOf(weight.matrix, row, share) : RowsOf(weight.matrix, row, share),
+         .transpose_b = in_columns ? Transpose::kYes : Transpose::kNo,
+         .c = to,
+         .output = column == 0 ? Output::kOverwrite : Output::kAccumulate,
+         .scale_a = dy.scale,
+         .scale_b = weight.scale,
+         .fast_accumulation =
+             quantized && args.memory.scales[parts_[member.part].weight].fast_input_gradient});
+  };
+  return sums_.Products(stream,
+                        args.memory,
+                        {.rows = args.from.size[0], .columns = inputs},
+                        [&](int64_t part, const TensorView& to) {
+                          int64_t column = 0;
+                          for (const Member& member : members_) {
+                            product(member, part, column, to);
+                            column += member.columns * member.sharing;
+                          }
+                          CHECK_EQ(column, args.from.size[1]);
+                        });
+}
+
+// Rows of the gradient are those of dy's columns; of [in, out] its columns are.
+void Projection::MemberGradient(kernels::Stream& stream,
+                                const Member& member,
+                                const MemberArgs& args) const {
+  const bool output_first = layout_ == MatrixLayout::kOutputInput;
+  const auto gemm = [&](const Operand& x, const Operand& dy, bool turned, TensorView to) {
+    const Operand& first = output_first ? dy : x;
+    const Operand& second = output_first ? x : dy;
+    kernels::Gemm(stream,
+                  {.a = first.matrix,
+                   .transpose_a = turned ? Transpose::kNo : Transpose::kYes,
+                   .b = second.matrix,
+                   .transpose_b = turned ? Transpose::kYes : Transpose::kNo,
+                   .c = to,
+                   .output = args.all.gradients.output,
+                   .scale_a = first.scale,
+                   .scale_b = second.scale});
+  };
+  if (!Quantized(args.all.memory, member.part)) {
+    gemm({.matrix = args.all.x, .scale = {}}, {.matrix = args.dy, .scale = {}}, false, args.to);
+    return;
+  }
+  const int64_t parts = sums_.cut().local_parts();
+  const int64_t share = DivExact(args.dy.size[1], parts);
+  for (int64_t part = 0; part < parts; ++part) {
+    const Operand dy = Activation(stream,
+                                  {.memory = args.all.memory,
+                                   .part = member.part,
+                                   .from = ColumnsOf(args.dy, part * share, share),
+                                   .role = kernels::ActivationRole::kGradient,
+                                   .along = kRows,
+                                   .piece = PieceOf(member, part)});
+    gemm(args.x,
+         dy,
+         OfCodes(args.all.memory, member.part),
+         output_first ? RowsOf(args.to, part * share, share)
+                      : ColumnsOf(args.to, part * share, share));
+  }
 }
 
 // Slots of one head have leaves of their own, which are then added: dw of a head is the tree over
 // the parts that share it.
-void Projection::SharedWeightGradient(kernels::Stream& stream,
-                                      const WeightGradientArgs& args) const {
-  CHECK_MSG(layout_ == MatrixLayout::kOutputInput && members_.size() == parts_.size(),
-            "shared heads have matrices of their own");
+void Projection::MemberGradients(kernels::Stream& stream, const WeightGradientArgs& args) const {
+  CHECK_MSG(members_.size() == parts_.size(), "shared heads have matrices of their own");
+  Operand x;
+  if (const std::optional<size_t> part = FirstQuantized(args.memory)) {
+    x = Activation(stream, {.memory = args.memory, .part = *part, .from = args.x, .along = kRows});
+  }
   int64_t column = 0;
   for (const Member& member : members_) {
     const Part& part = parts_[member.part];
     const TensorView dy = ColumnsOf(args.dy, column, member.columns * member.sharing);
     const auto fold = [&](const GradientLeaves& leaves) {
-      const int64_t heads = std::max<int64_t>(1, leaves.count() / member.sharing);
-      leaves.Fold(stream, args.memory, args.gradients, heads);
+      if (SharesHeads()) {
+        const int64_t heads = std::max<int64_t>(1, leaves.count() / member.sharing);
+        leaves.Fold(stream, args.memory, args.gradients, heads);
+      }
     };
-    const TensorView& dw = args.gradients.views[part.weight];
-    if (dw.present()) {
-      TensorView to = dw;
+    TensorView to = args.gradients.views[part.weight];
+    if (to.present()) {
       if (member.sharing > 1) {
         to =
             MatrixView(part.weight_leaves.All(args.memory).As<float>(), dy.size[1], args.x.size[1]);
       }
-      kernels::Gemm(stream,
-                    {.a = dy,
-                     .transpose_a = Transpose::kYes,
-                     .b = args.x,
-                     .c = to,
-                     .output = args.gradients.output});
+      MemberGradient(stream, member, {.all = args, .x = x, .dy = dy, .to = to});
       fold(part.weight_leaves);
     }
-    if (part.bias.has_value() && args.gradients.views[*part.bias].present()) {
-      const TensorView to =
+    if (SharesHeads() && part.bias.has_value() && args.gradients.views[*part.bias].present()) {
+      const TensorView db =
           member.sharing > 1 ? VectorView(part.bias_leaves.All(args.memory).As<float>(), dy.size[1])
                              : args.gradients.views[*part.bias];
-      kernels::BiasGradient(stream, {.dy = dy, .db = to, .output = args.gradients.output});
+      kernels::BiasGradient(stream, {.dy = dy, .db = db, .output = args.gradients.output});
       fold(part.bias_leaves);
     }
     column += dy.size[1];
   }
   CHECK_EQ(column, args.dy.size[1]);
+  if (!SharesHeads()) {
+    BiasGradients(stream, args);
+  }
+}
+
+void Projection::InputPartGradients(kernels::Stream& stream, const WeightGradientArgs& args) const {
+  CHECK_MSG(parts_.size() == 1, "a row layer is one matrix");
+  const TensorView& dw = args.gradients.views[parts_[0].weight];
+  if (dw.present()) {
+    const bool output_first = layout_ == MatrixLayout::kOutputInput;
+    const bool turned = OfCodes(args.memory, 0);
+    const Operand dy = GradientOfAll(stream,
+                                     {.memory = args.memory,
+                                      .from = args.dy,
+                                      .role = kernels::ActivationRole::kGradient,
+                                      .along = kRows});
+    const int64_t parts = sums_.cut().local_parts();
+    const int64_t inputs = DivExact(args.x.size[1], parts);
+    for (int64_t part = 0; part < parts; ++part) {
+      const Operand x = Activation(stream,
+                                   {.memory = args.memory,
+                                    .from = ColumnsOf(args.x, part * inputs, inputs),
+                                    .along = kRows});
+      const Operand& first = output_first ? dy : x;
+      const Operand& second = output_first ? x : dy;
+      kernels::Gemm(stream,
+                    {.a = first.matrix,
+                     .transpose_a = turned ? Transpose::kNo : Transpose::kYes,
+                     .b = second.matrix,
+                     .transpose_b = turned ? Transpose::kYes : Transpose::kNo,
+                     .c = output_first ? ColumnsOf(dw, part * inputs, inputs)
+                                       : RowsOf(dw, part * inputs, inputs),
+                     .output = args.gradients.output,
+                     .scale_a = first.scale,
+                     .scale_b = second.scale});
+    }
+  }
+  BiasGradients(stream, args);
 }
 
 }  // namespace ravel::model

@@ -9,6 +9,7 @@
 
 #include "common/check.h"
 #include "common/model/gemm_paths.h"
+#include "common/model/tensor_cuts.h"
 #include "common/signed_size.h"
 #include "kernels/scalar/code_digest.h"
 
@@ -33,15 +34,36 @@ int64_t SlotOf(int domain, QuantSlot slot) {
 }  // namespace
 
 QuantState::QuantState(const plan::ModelInventory& inventory,
+                       int64_t coordinate,
                        const Gemms& gemms,
                        const Memory& memory)
     : layout_(plan::QuantLayoutOf(inventory)), gemms_(gemms), memory_(memory) {
   CHECK(memory.amax != nullptr && memory.flags != nullptr);
   CHECK_EQ(memory.delayed_scales != nullptr, layout_.slots > 0);
+  for (const plan::QuantTensor& of : layout_.tensors) {
+    GridPart grid = {.rows = of.grid_rows, .columns = of.grid_columns};
+    const plan::TensorSpec& tensor = inventory.tensors[of.tensor];
+    const int64_t edge = plan::BlockEdge(of.recipe);
+    if (edge > 0 && tensor.cut.cuts()) {
+      CHECK_MSG(tensor.cut.parts[0] == 0, "maps that the axis cuts within keep bf16");
+      const int64_t length = plan::ItemShape(tensor)[Size(tensor.cut.dim)];
+      const int64_t blocks = DivExact(length, edge);
+      const int64_t first = coordinate / tensor.cut.copies * blocks;
+      (tensor.cut.dim == 0 ? grid.first_row : grid.first_column) = first;
+      (tensor.cut.dim == 0 ? grid.rows : grid.columns) = blocks;
+    }
+    grids_.push_back(grid);
+  }
 }
 
 TensorView QuantState::Word(int64_t word) const {
   return word < 0 ? TensorView() : Words(memory_.amax + word, 1, 1);
+}
+
+TensorView QuantState::GridOf(const plan::QuantTensor& of) const {
+  const GridPart& part = At(grids_, layout_.index_of[of.tensor]);
+  const TensorView whole = Words(memory_.amax + of.grid, of.grid_rows, of.grid_columns);
+  return ColumnsOf(RowsOf(whole, part.first_row, part.rows), part.first_column, part.columns);
 }
 
 float* QuantState::CastScale(int64_t slot) const {
@@ -67,7 +89,7 @@ GemmScales QuantState::ScalesOf(plan::TensorId tensor, bool stages) const {
   }
   scales.weight = {
       .recipe = of->recipe,
-      .amax = Words(memory_.amax + of->grid, of->grid_rows, of->grid_columns),
+      .amax = GridOf(*of),
       .encode = {},
       .domain_amax = of->recipe == plan::Recipe::kNvFp4 ? Word(domain.amax) : TensorView()};
   if (stages) {
@@ -93,7 +115,7 @@ void QuantState::MeasureWeights(kernels::Stream& stream, std::span<const QuantPi
                        {.from = piece.main_weight,
                         .first_row = piece.first_row,
                         .edge = edge,
-                        .amax = Words(memory_.amax + of.grid, of.grid_rows, of.grid_columns),
+                        .amax = GridOf(of),
                         .epsilon = gemms_.amax_epsilon});
     const int64_t whole = layout_.domain(of).amax;
     if (edge > 0 && whole >= 0) {

@@ -15,10 +15,11 @@
 
 namespace ravel::quant {
 
-// Rows of a quantized matrix that this rank stores.
+// Rows of a quantized matrix that this rank stores, or of the part that the tensor axis leaves to
+// it.
 struct QuantPiece {
   plan::TensorId tensor = {};
-  int64_t first_row = 0;
+  int64_t first_row = 0;   // in that part
   TensorView main_weight;  // [rows, columns] fp32
   TensorView codes;        // [rows, bytes of a row] u8
 };
@@ -60,7 +61,11 @@ class QuantState {
     plan::FastAccumulation fast = plan::FastAccumulation::kForward;
     float amax_epsilon = 0;
   };
-  QuantState(const plan::ModelInventory& inventory, const Gemms& gemms, const Memory& memory);
+  // `coordinate`: of the rank on the tensor axis.
+  QuantState(const plan::ModelInventory& inventory,
+             int64_t coordinate,
+             const Gemms& gemms,
+             const Memory& memory);
 
   const plan::QuantLayout& layout() const { return layout_; }
   // False of tensors without a recipe.
@@ -108,12 +113,23 @@ class QuantState {
 
  private:
   TensorView Word(int64_t word) const;
+  // Of all blocks of a matrix, those in this rank's part of it.
+  TensorView GridOf(const plan::QuantTensor& of) const;
   // The scale of a slot's codes, and that of its next cast; 0: its history is empty.
   float* CastScale(int64_t slot) const;
   float* NextScale(int64_t slot) const;
   kernels::DelayedScalesArgs DelayedScales() const;
 
+  // This rank's part of a grid.
+  struct GridPart {
+    int64_t first_row = 0;
+    int64_t first_column = 0;
+    int64_t rows = 0;
+    int64_t columns = 0;
+  };
+
   const plan::QuantLayout layout_;
+  std::vector<GridPart> grids_;  // by index in the layout
   const Gemms gemms_;
   const Memory memory_;
 };

@@ -47,6 +47,7 @@ InstructionRunner::InstructionRunner(const Args& args) : args_(args), state_(arg
   if (bytes(BufferKind::kAmax) != nullptr) {
     quant_ = std::make_unique<quant::QuantState>(
         args_.plan.inventory,
+        args_.communicators.world().rank() % plan::TensorRanks(args_.plan.inventory),
         quant::QuantState::Gemms{
             .path = args_.plan.options.gemm_path,
             .fast = args_.plan.options.fast_accumulation,

@@ -77,16 +77,14 @@ ParameterGroup::ParameterGroup(const plan::ShardingPlan& plan,
 
 void ParameterGroup::BindCodes() {
   for (const plan::OwnedPiece& piece : pieces_) {
-    const Shape& shape = inventory_->tensors[piece.tensor].shape;
-    const int64_t columns = shape[1];
+    const int64_t columns = piece.item.length[1];
     const int64_t rows = DivExact(piece.elements(), columns);
-    const int64_t first = piece.IndexOf(shape, 0);
     TensorView codes = MatrixView(nullptr, rows, plan::CodeBytes(recipe_, columns));
     codes.dtype = DType::kU8;
     codes.data = stored_model_weight_ + ModelWeightBytes(piece.shard_offset);
     quant_pieces_.push_back(
         {.tensor = piece.tensor,
-         .first_row = DivExact(first, columns),
+         .first_row = DivExact(piece.range.begin, columns),
          .main_weight = MatrixView(main_weight_ + piece.shard_offset, rows, columns),
          .codes = codes});
   }

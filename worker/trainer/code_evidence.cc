@@ -30,23 +30,27 @@ absl::Status AddGroup(const plan::ShardingPlan& plan,
                       std::vector<uint64_t>& sums) {
   std::vector<std::byte> copy;
   for (const plan::OwnedPiece& piece : plan::SavedPieces(plan, group.index(), rank)) {
-    const Shape& shape = plan.inventory.tensors[piece.tensor].shape;
-    const int64_t row_bytes = group.ModelWeightBytes(shape[1]);
-    const int64_t rows = DivExact(piece.elements(), shape[1]);
-    const int64_t first_row = DivExact(piece.IndexOf(shape, 0), shape[1]);
+    const int64_t columns = piece.item.length[1];
     std::byte* const codes =
         group.stored_model_weight() + group.ModelWeightBytes(piece.shard_offset);
-    std::span<const std::byte> bytes(codes, Size(rows * row_bytes));
+    std::span<const std::byte> bytes(codes, Size(group.ModelWeightBytes(piece.elements())));
     if (!engine.memory().in_place()) {
       copy.resize(bytes.size());
       RETURN_IF_ERROR(engine.memory().Read(codes, copy));
       bytes = copy;
     }
     const int index = engine.quant()->layout().index_of[piece.tensor];
-    At(sums, index) +=
-        kernels::scalar::CodesDigest({reinterpret_cast<const uint8_t*>(bytes.data()), bytes.size()},
-                                     row_bytes,
-                                     first_row * row_bytes);
+    const int64_t row_bytes = group.ModelWeightBytes(plan.inventory.tensors[piece.tensor].shape[1]);
+    const int64_t item_bytes = group.ModelWeightBytes(columns);
+    const int64_t first_row = piece.item.offset[0] + DivExact(piece.range.begin, columns);
+    const int64_t rows = DivExact(piece.elements(), columns);
+    for (int64_t row = 0; row < rows; ++row) {
+      const auto codes_of_row = bytes.subspan(Size(row * item_bytes), Size(item_bytes));
+      At(sums, index) += kernels::scalar::CodesDigest(
+          {reinterpret_cast<const uint8_t*>(codes_of_row.data()), codes_of_row.size()},
+          row_bytes,
+          (first_row + row) * row_bytes + group.ModelWeightBytes(piece.item.offset[1]));
+    }
   }
   return absl::OkStatus();
 }

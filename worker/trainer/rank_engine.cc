@@ -70,7 +70,6 @@ absl::StatusOr<std::unique_ptr<RankEngine>> RankEngine::Create(Args args) {
 absl::Status RankEngine::CheckGroup() const {
   const plan::ShardingPlan& plan = args_.plan;
   const comm::Communicator& communicator = args_.communicator;
-  RETURN_IF_ERROR(plan::CheckRuns(plan));
   if (plan.ranks != communicator.size()) {
     return absl::FailedPreconditionError(
         absl::StrCat("plan is for ", plan.ranks, " ranks, the group has ", communicator.size()));

@@ -203,13 +203,13 @@ TEST(Plan, ImpossibleRequestsNameTheField) {
       {"micro", [](JobSpec& s) { s.micro_batch = 3; }, "training.microBatch"},
       {"parts", [](JobSpec& s) { s.tensor_parts = 3; }, "determinism.tensorParts"},
       {"many parts", [](JobSpec& s) { s.tensor_parts = 32; }, "determinism.tensorParts"},
-      {"parts of codes",
+      {"parts of blocks",
        [](JobSpec& s) {
-         s.tensor_parts = 2;
+         s.tensor_parts = 4;
          s.compute = ComputeType::kBF16;
-         s.recipe.recipe = Recipe::kFloat8Block;
+         s.recipe.recipe = Recipe::kMxFp8;
        },
-       "determinism.tensorParts"},
+       "precision.recipe"},
       {"length", [](JobSpec& s) { s.data.sequence_length = 1 << 20; }, "data.sequenceLength"},
       {"no length", [](JobSpec& s) { s.data.sequence_length = 0; }, "data.sequenceLength"},
       {"model", [](JobSpec& s) { s.model.reset(); }, "model"},

@@ -153,5 +153,32 @@ TEST_P(RecipeReshardForms, ReshardFourToTwoInEveryForm) {
   ExpectSameEnd(RunWell(ResumeRuns::From(whole, other)), whole);
 }
 
+// Meshes of two ranks that shard and two that share each layer, and of four that shard: the sums
+// are in two parts on both.
+TEST_P(RecipeReshardForms, ReshardTwoByTwoToFourByOne) {
+  const OptimizerForm& form = GetParam().optimizer;
+  const auto mesh = [&](int64_t tensor, double offload) {
+    EpochArgs args = Epoch(4);
+    args.spec.tensor = tensor;
+    args.spec.tensor_parts = 2;
+    args.spec.sequence_parallel = tensor > 1;
+    if (form_.recipe == plan::Recipe::kFloat8Block) {  // parts are whole blocks of 128
+      args.spec.model->head_dim = 64;
+    }
+    args.spec.optimizer.state_types = form.states;
+    args.spec.optimizer.main_weights = form.main_weights;
+    args.spec.optimizer.offload = {.fraction = offload, .path = disk()};
+    return args;
+  };
+  const double other = form.offload > 0 ? 0 : 1;
+  const EpochOutcome shared = RunWell(mesh(2, form.offload));
+  ASSERT_EQ(ManifestOf(shared.committed.at(kResumeStep)).quant.tensors.size(), 14u);
+  ExpectSameStart(RunWell(Half(ResumeRuns::ReadBack(shared, mesh(1, other)))), shared);
+  const EpochOutcome sharded = RunWell(ResumeRuns::From(shared, mesh(1, other)));
+  ExpectSameEnd(sharded, shared);
+  ExpectSameEnd(RunWell(ResumeRuns::From(RunWell(Half(mesh(1, other))), mesh(2, form.offload))),
+                shared);
+}
+
 }  // namespace
 }  // namespace ravel::trainer

@@ -227,27 +227,5 @@ TEST(TensorSumMutants, BuffersOfAnotherSizeAreCaught) {
   EXPECT_THAT(std::string(CheckPlan(plan).message()), StartsWith("K13"));
 }
 
-TEST(TensorRuns, AreRefusedByFieldWhereNothingHasRun) {
-  const JobSpec good = SumsJob(ArchitectureKind::kQwen3, Strategy::kOptim, 1);
-  const auto refusal = [&](const std::function<void(JobSpec&)>& change) {
-    JobSpec spec = good;
-    change(spec);
-    return std::string(CheckRuns(spec).message());
-  };
-  EXPECT_EQ(refusal([](JobSpec& spec) { spec.cpu_devices = true; }), "");
-  EXPECT_EQ(refusal([](JobSpec& spec) { spec.cpu_devices = false; }), "");
-  EXPECT_EQ(refusal([](JobSpec& spec) { spec.sequence_parallel = true; }), "");
-  EXPECT_THAT(refusal([](JobSpec& spec) { spec.recipe.recipe = Recipe::kMxFp8; }),
-              HasSubstr("precision.recipe"));
-  EXPECT_EQ(refusal([](JobSpec& spec) { spec.compute = ComputeType::kF16; }), "");
-  EXPECT_EQ(refusal([](JobSpec& spec) { spec.optimizer.offload.fraction = 0.5; }), "");
-  EXPECT_EQ(refusal([](JobSpec& spec) {
-              spec.tensor = 1;
-              spec.cpu_devices = false;
-              spec.optimizer.offload.fraction = 0.5;
-            }),
-            "");
-}
-
 }  // namespace
 }  // namespace ravel::plan

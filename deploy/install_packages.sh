@@ -26,13 +26,14 @@ if [[ $(id -u) != 0 ]]; then
   exit 1
 fi
 export DEBIAN_FRONTEND=noninteractive
-install=(apt-get install -y -qq --no-install-recommends "${missing[@]}")
+retries=(-o Acquire::Retries=5)
+install=(apt-get "${retries[@]}" install -y -qq --no-install-recommends "${missing[@]}")
 echo "installing ${#missing[@]} packages: ${missing[*]}"
 log=$(mktemp)
 trap 'rm -f "$log"' EXIT
 # The lists of a machine that installed something lately are good enough; a fresh or stale one needs an update first.
 if ! "${install[@]}" >"$log" 2>&1; then
-  if ! { apt-get update -qq && "${install[@]}"; } >"$log" 2>&1; then
+  if ! { apt-get "${retries[@]}" update -qq && "${install[@]}"; } >"$log" 2>&1; then
     cat "$log" >&2
     exit 1
   fi

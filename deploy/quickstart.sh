@@ -171,6 +171,7 @@ case $recipe in
 esac
 hidden=192 heads=6 key_heads=2
 [[ $recipe != fp8_block && $parts -le 2 ]] || { hidden=256 heads=8 key_heads=4; }
+[[ $recipe != fp8_block || $parts == 1 ]] || { hidden=512 heads=4 key_heads=4; }  # parts of whole blocks of 128
 optimizer="stateDtype: '$state_type', "
 if [[ -n $offload ]]; then
   mkdir -p "$run/offload"

@@ -70,7 +70,7 @@ packages+=(base-files coreutils dash)
 
 echo "== $((${#packages[@]})) packages and what they need"
 release=$(. /etc/os-release && echo "$VERSION_CODENAME")
-SOURCE_DATE_EPOCH=$epoch mmdebstrap --quiet --mode=root --variant=extract --include="$(IFS=,; echo "${packages[*]}")" \
+SOURCE_DATE_EPOCH=$epoch mmdebstrap --quiet --mode=root --variant=extract --aptopt='Acquire::Retries "5"' --include="$(IFS=,; echo "${packages[*]}")" \
   "$release" "$root"
 
 echo "== programs"

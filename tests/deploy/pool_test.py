@@ -76,13 +76,13 @@ class Pool(unittest.TestCase):
     def logs(self):
         return "\n".join(f"== {path.name}\n{path.read_text()[-3000:]}" for path in sorted(self.folder.glob("*.log")))
 
-    def ended(self, process, seconds=60):
+    def ended(self, process, seconds=180):
         try:
             return process.wait(timeout=seconds)
         except subprocess.TimeoutExpired:
             self.fail(f"no end after {seconds} s\n{self.logs()}")
 
-    def wait_for(self, what, seconds=60):
+    def wait_for(self, what, seconds=180):
         end = time.monotonic() + seconds
         while not what():
             self.assertLess(time.monotonic(), end, self.logs())

@@ -10,7 +10,9 @@ if [[ ! -x $program ]]; then
   mkdir -p "$folder"
   cd "$folder"
   # The lists of a machine that installed something lately are good enough.
-  apt-get download -qq prometheus >/dev/null 2>&1 || { apt-get update -qq && apt-get download -qq prometheus >/dev/null; }
+  retries=(-o Acquire::Retries=5)
+  apt-get "${retries[@]}" download -qq prometheus >/dev/null 2>&1 ||
+    { apt-get "${retries[@]}" update -qq && apt-get "${retries[@]}" download -qq prometheus >/dev/null; }
   dpkg -x prometheus_*.deb .
   rm -f prometheus_*.deb
 fi

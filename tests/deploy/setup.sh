@@ -9,5 +9,5 @@ deploy/install_packages.sh deploy
 command -v kubectl >/dev/null || deploy/install_packages.sh kubectl
 [[ -x $venv/bin/python ]] || python3 -m venv "$venv"
 "$venv/bin/python" -c 'import kubeflow_trainer_api, kubernetes_validate, yaml' 2>/dev/null ||
-  "$venv/bin/pip" install --quiet 'kubernetes-validate>=1.36' 'kubeflow-trainer-api>=2.3' pyyaml
+  "$venv/bin/pip" install --quiet --retries 10 'kubernetes-validate>=1.36' 'kubeflow-trainer-api>=2.3' pyyaml
 echo "$venv"

@@ -20,6 +20,7 @@
 #include "coordinator/api/error_detail_proto.h"
 #include "coordinator/api/job_file_proto.h"
 #include "coordinator/api/job_limits_proto.h"
+#include "coordinator/api/job_retry_proto.h"
 #include "coordinator/api/job_view_proto.h"
 #include "coordinator/api/request_checks_service.h"
 #include "coordinator/api/stream_writer_service.h"
@@ -395,10 +396,11 @@ grpc::ServerUnaryReactor* JobsService::RetryJob(Context* context,
     reactor->Finish(ToGrpc(valid));
     return reactor;
   }
-  parts_.strand->PostNamed("RetryJob", [this, request, response, reactor] {
+  parts_.strand->PostNamed("RetryJob", [this, context, request, response, reactor] {
     const JobKey key = KeyOf(request->namespace_(), request->name());
-    RetryDraft draft = {.request_id = request->request_id()};
-    if (request->allow_numerics_change()) {
+    RetryDraft draft = {.request_id = request->request_id(),
+                        .allow_numerics_change = request->allow_numerics_change()};
+    if (request->allow_numerics_change() || request->tensor() != 0) {
       const absl::StatusOr<JobView> view = parts_.controller->Get(key);
       v1::TrainingJob job;
       if (!view.ok() || !job.ParseFromString(view->record.canonical)) {
@@ -406,8 +408,18 @@ grpc::ServerUnaryReactor* JobsService::RetryJob(Context* context,
                                          : view.status()));
         return;
       }
-      job.mutable_spec()->mutable_checkpoint()->set_allow_numerics_change(true);
-      draft.allowing = job.SerializeAsString();
+      const RetriedJob retried = ApplyRetry(*request, std::move(job));
+      if (!retried.violations.empty()) {
+        reactor->Finish(ToGrpc(ViolationStatus(context, request->name(), retried.violations)));
+        return;
+      }
+      draft.canonical = retried.job.SerializeAsString();
+      if (request->tensor() != 0) {
+        draft.sharing = {.tensor = retried.spec.tensor,
+                         .sequence_parallel = retried.spec.sequence_parallel,
+                         .device_count = retried.spec.device_count,
+                         .sizes = retried.spec.elastic.sizes};
+      }
     }
     parts_.controller->Retry(key, draft, Answering<JobView>(response, reactor));
   });

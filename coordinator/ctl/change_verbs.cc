@@ -165,7 +165,7 @@ int RunRetry(const CommonOptions& common, const RetryOptions& options) {
     return Report(client.status());
   }
   const absl::StatusOr<JobView> job =
-      (*client)->Retry(NameOf(common, options.job), options.allow_numerics_change);
+      (*client)->Retry(NameOf(common, options.job), options.allow_numerics_change, options.tensor);
   if (!job.ok()) {
     return Report(job.status());
   }

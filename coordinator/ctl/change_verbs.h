@@ -38,6 +38,7 @@ int RunCancel(const CommonOptions& common, const CancelOptions& options);
 struct RetryOptions {
   std::string job;
   bool allow_numerics_change = false;  // sets checkpoint.allowNumericsChange in the job
+  int64_t tensor = 0;                  // sets parallelism.tensor, if not 0
 };
 int RunRetry(const CommonOptions& common, const RetryOptions& options);
 

@@ -252,10 +252,13 @@ class GrpcJobsClient : public JobsClient {
     return ToView(response.job());
   }
 
-  absl::StatusOr<JobView> Retry(const JobName& job, bool allow_numerics_change) override {
+  absl::StatusOr<JobView> Retry(const JobName& job,
+                                bool allow_numerics_change,
+                                int64_t tensor) override {
     v1::RetryJobRequest request;
     Fill(job, request);
     request.set_allow_numerics_change(allow_numerics_change);
+    request.set_tensor(tensor);
     request.set_request_id(MakeRequestId());
     v1::Job response;
     RETURN_IF_ERROR(Call(&v1::Jobs::Stub::RetryJob, request, response));

@@ -232,7 +232,10 @@ class JobsClient {
                                          bool checkpoints,
                                          const std::string& reason) = 0;
   virtual absl::Status ForgetNode(const std::string& node) = 0;
-  virtual absl::StatusOr<JobView> Retry(const JobName& job, bool allow_numerics_change) = 0;
+  // `tensor`: parallelism.tensor from then on; 0: as it is.
+  virtual absl::StatusOr<JobView> Retry(const JobName& job,
+                                        bool allow_numerics_change,
+                                        int64_t tensor) = 0;
   // `deadline_ms`: when the coordinator gives up; 0: its default.
   virtual absl::StatusOr<OperationView> CheckpointNow(const JobName& job, int64_t deadline_ms) = 0;
   virtual absl::StatusOr<CheckpointsView> Checkpoints(const JobName& job) = 0;

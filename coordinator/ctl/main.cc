@@ -257,6 +257,11 @@ void AddChangeVerbs(CLI::App& app, CommandLine& line) {
   verb->add_flag("--allow-numerics-change",
                  line.retry.allow_numerics_change,
                  "Also from a checkpoint of other numerics: sets checkpoint.allowNumericsChange");
+  verb->add_option("--tensor",
+                   line.retry.tensor,
+                   "So many ranks share each layer from now on: sets parallelism.tensor, which "
+                   "divides determinism.tensorParts; elastic sizes that it does not divide go")
+      ->check(CLI::PositiveNumber);
   verb = AddVerb(app, line, "delete", "Delete jobs that are over, and free their names", [&line] {
     return RunDelete(line.common, line.remove);
   });

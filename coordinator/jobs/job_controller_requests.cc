@@ -136,10 +136,13 @@ absl::Status JobController::CheckRetry(const Entry& entry) const {
 }
 
 void JobController::Retry(const JobKey& key, const RetryDraft& draft, Answer<JobView> answer) {
-  const bool allows = !draft.allowing.empty();
+  const bool changes = !draft.canonical.empty();
   std::optional<RequestRecord> request = BeginRequest(
       key,
-      {draft.request_id, "retry", allows ? " allowing other numerics" : ""},
+      {draft.request_id,
+       "retry",
+       absl::StrCat(draft.allow_numerics_change ? " allowing other numerics" : "",
+                    draft.sharing ? absl::StrCat(" with tensor ", draft.sharing->tensor) : "")},
       [=, this] { Retry(key, draft, answer); },
       WithKnownView(answer));
   if (!request) {
@@ -147,10 +150,16 @@ void JobController::Retry(const JobKey& key, const RetryDraft& draft, Answer<Job
   }
   const std::string uid = request->answer;
   Step step{MakeEvent(JobEventKind::kRetryRequested), {}, {}};
-  if (allows) {
+  if (changes) {
     plan::JobSpec spec = entries_.at(uid).record.spec;
-    spec.checkpoint.allow_numerics_change = true;
-    step.event.changed_spec = {draft.allowing, parts_.planner->EncodeSpec(spec), spec};
+    spec.checkpoint.allow_numerics_change |= draft.allow_numerics_change;
+    if (draft.sharing) {
+      spec.tensor = draft.sharing->tensor;
+      spec.sequence_parallel = draft.sharing->sequence_parallel;
+      spec.device_count = draft.sharing->device_count;
+      spec.elastic.sizes = draft.sharing->sizes;
+    }
+    step.event.changed_spec = {draft.canonical, parts_.planner->EncodeSpec(spec), spec};
   }
   step.check = [this, uid](Step&) { return CheckRetry(entries_.at(uid)); };
   step.extra.request = std::move(request);

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -47,8 +48,16 @@ struct RequestText {
 
 struct RetryDraft {
   std::string request_id;
-  // Not empty: checkpoint.allowNumericsChange is set, and this is JobRecord::canonical with it.
-  std::string allowing = {};
+  // Changes of the job's spec; a job that is tried again as it is has none.
+  bool allow_numerics_change = false;
+  struct Sharing {  // of layers, and the device counts that go with it
+    int64_t tensor = 1;
+    bool sequence_parallel = false;
+    int64_t device_count = 1;
+    std::vector<int64_t> sizes;
+  };
+  std::optional<Sharing> sharing = {};
+  std::string canonical = {};  // JobRecord::canonical with the changes
 };
 
 struct DeleteDraft {

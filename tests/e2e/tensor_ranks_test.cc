@@ -145,6 +145,30 @@ TEST_F(TensorRanksTest, OtherGroupsGoOnFromACheckpoint) {
   ExpectAlone(one, 8);
 }
 
+// A job of 2 x 2 is cancelled, and goes on as 4 x 1.
+TEST_F(TensorRanksTest, AnotherTryGoesOnWithOtherGroups) {
+  const TinyJob job = Job("regrouped", {2, 2, true}, "optim_grads_params");
+  cluster_->HoldTrainersAt(6);
+  ASSERT_EQ(cluster_->Submit(job), absl::OkStatus());
+  ASSERT_EQ(cluster_->WaitForStep(job.name, 5, seconds(60)), absl::OkStatus());
+  const RunResult cancelled = cluster_->Ctl({"cancel", job.name, "--wait"});
+  ASSERT_EQ(cancelled.exit_code, 0) << cancelled.err;
+  cluster_->LetTrainersGo();
+  const RunResult refused = cluster_->Ctl({"retry", job.name, "--tensor", "3"});
+  EXPECT_EQ(refused.exit_code, 2) << refused.err;
+  EXPECT_THAT(refused.err, ::testing::HasSubstr("whole groups of 3 ranks"));
+  const RunResult retried = cluster_->Ctl({"retry", job.name, "--tensor", "1"});
+  ASSERT_EQ(retried.exit_code, 0) << retried.err;
+  ASSERT_EQ(cluster_->WaitForSuccess(job.name, seconds(90)), absl::OkStatus())
+      << cluster_->Report(job.name);
+  const absl::StatusOr<std::vector<StepRow>> history = cluster_->Metrics(job.name);
+  ASSERT_TRUE(history.ok()) << history.status();
+  EXPECT_EQ(FirstDifference(*history, Alone().history), "");
+  const absl::StatusOr<JobView> view = cluster_->Get(job.name);
+  ASSERT_TRUE(view.ok());
+  EXPECT_EQ(*cluster_->StateDigest(view->committed_path), Alone().digest);
+}
+
 // A job of 2 x 2 loses a trainer and has no device in its place.
 TEST_F(TensorRanksTest, WholeGroupsGoOnAfterALoss) {
   TinyJob job = Job("loses-one", {2, 2}, "optim_grads_params");

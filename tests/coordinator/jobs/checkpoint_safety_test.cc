@@ -117,13 +117,43 @@ TEST_F(CheckpointSafetyTest, AStepOfOtherNumericsIsResumedOnlyIfTheJobAllowsIt) 
   EXPECT_EQ(world_.launches.size(), launches);
   EXPECT_EQ(CountEvents("Warning", "NumericsChanged"), 0);
   // With the permission it goes on, and says what changed.
-  ASSERT_TRUE(world_.Retry({"default", "job"}, {"allowed", "canonical with it"}).ok());
+  ASSERT_TRUE(world_
+                  .Retry({"default", "job"},
+                         {.request_id = "allowed",
+                          .allow_numerics_change = true,
+                          .canonical = "canonical with it"})
+                  .ok());
   world_.Advance(10'000);
   EXPECT_EQ(Job().state, JobState::kRunning);
   EXPECT_EQ(FirstStepOfLastLaunch(), 10);
   EXPECT_TRUE(Job().spec.checkpoint.allow_numerics_change);
   EXPECT_EQ(Job().canonical, "canonical with it");
   EXPECT_EQ(CountEvents("Warning", "NumericsChanged"), 1);
+}
+
+TEST_F(CheckpointSafetyTest, AnotherTryMayShareLayersAmongOtherNumbersOfRanks) {
+  TrainToEleven();
+  world_.keeper.numerics_change = "anything";
+  world_.KillTrainer(0);
+  world_.Advance(10'000);
+  ASSERT_EQ(Job().state, JobState::kFailed);
+  world_.keeper.numerics_change.clear();
+  const std::vector<int64_t> sizes = Job().spec.elastic.sizes;
+  const RetryDraft draft = {
+      .request_id = "shared",
+      .sharing =
+          RetryDraft::Sharing{.tensor = 1, .device_count = Job().spec.device_count, .sizes = sizes},
+      .canonical = "canonical of one"};
+  ASSERT_TRUE(world_.Retry({"default", "job"}, draft).ok());
+  world_.Advance(10'000);
+  EXPECT_EQ(Job().state, JobState::kRunning);
+  EXPECT_EQ(Job().canonical, "canonical of one");
+  EXPECT_EQ(FirstStepOfLastLaunch(), 10);
+  // The same request is the same answer; another change under its name is refused.
+  EXPECT_TRUE(world_.Retry({"default", "job"}, draft).ok());
+  RetryDraft other = draft;
+  other.sharing->tensor = 2;
+  EXPECT_FALSE(world_.Retry({"default", "job"}, other).ok());
 }
 
 TEST_F(CheckpointSafetyTest, AJobThatIsDoneResumesNothingWhateverItsNumerics) {

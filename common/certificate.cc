@@ -343,6 +343,18 @@ std::vector<std::string> SplitCertificates(const std::string& pem) {
   }
 }
 
+absl::Status CheckAuthority(const Authority& authority, int64_t now_ms) {
+  RETURN_IF_ERROR(CheckKeyPair(authority.certificate, authority.key));
+  ASSIGN_OR_RETURN(const OwnedCertificate parsed, ParseCertificate(authority.certificate));
+  if (X509_check_ca(parsed.get()) != 1 || X509_self_signed(parsed.get(), 1) != 1) {
+    return Refused("expected the certificate of an authority that signs itself");
+  }
+  ASSIGN_OR_RETURN(const CertificateFacts facts, ReadCertificate(authority.certificate));
+  return facts.not_before_ms <= now_ms && now_ms < facts.not_after_ms
+             ? absl::OkStatus()
+             : Refused("the authority's certificate is not in force");
+}
+
 absl::Status CheckKeyPair(const std::string& certificate, const std::string& key) {
   ASSIGN_OR_RETURN(const OwnedCertificate parsed, ParseCertificate(certificate));
   ASSIGN_OR_RETURN(const OwnedKey parsed_key, ParseKey(key));

@@ -61,6 +61,9 @@ absl::StatusOr<std::string> IssueCertificate(const Authority& authority,
 absl::StatusOr<CertificateFacts> ReadCertificate(const std::string& pem);
 // All certificates of the text, each alone.
 std::vector<std::string> SplitCertificates(const std::string& pem);
+// InvalidArgument unless the certificate may sign others, is signed by itself and in force, and the
+// key is its own: clients trust no chain that ends before such a certificate.
+absl::Status CheckAuthority(const Authority& authority, int64_t now_ms);
 // InvalidArgument unless the key is that of the certificate.
 absl::Status CheckKeyPair(const std::string& certificate, const std::string& key);
 

@@ -96,6 +96,14 @@ void AddInit(CLI::App& app, InitOrder& order) {
       ->check(CLI::Range(1, 65535))
       ->capture_default_str();
   init->add_option("--admin", order.admin, "Name of the administrator")->capture_default_str();
+  init->add_option("--authority",
+                   order.authority.folder,
+                   "Folder with tls.crt and tls.key of an authority that signs itself, as a secret "
+                   "of cert-manager has them; default: a new authority");
+  init->add_option("--cluster",
+                   order.authority.cluster,
+                   "Name of the cluster in certificates, spiffe://CLUSTER.ravel/...; default: a "
+                   "random one");
 }
 
 void AddAuthority(CLI::App& app, SetupVerbs& verbs) {

@@ -68,6 +68,35 @@ absl::StatusOr<Authority> NewAuthority(const std::string& cluster, int64_t now_m
                        now_ms + kAuthorityMs);
 }
 
+absl::StatusOr<Authority> GivenAuthority(const std::string& folder, int64_t now_ms) {
+  Authority given;
+  absl::StatusOr<std::string> certificate = ReadWholeFile(folder + "/tls.crt", kMaxFileBytes);
+  RETURN_IF_ERROR(Annotate(certificate.status(), "--authority"));
+  absl::StatusOr<std::string> key = ReadWholeFile(folder + "/tls.key", kMaxFileBytes);
+  RETURN_IF_ERROR(Annotate(key.status(), "--authority"));
+  const std::vector<std::string> all = SplitCertificates(*certificate);
+  if (all.size() != 1) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--authority ", folder, "/tls.crt: expected one certificate"));
+  }
+  given.certificate = all.front();
+  given.key = *std::move(key);
+  RETURN_IF_ERROR(Annotate(CheckAuthority(given, now_ms), absl::StrCat("--authority ", folder)));
+  return given;
+}
+
+// The name becomes the first part of a host name in URIs.
+absl::Status CheckClusterName(const std::string& name) {
+  const bool good = name.size() <= 63 && absl::ascii_isalnum(static_cast<unsigned char>(name[0])) &&
+                    std::all_of(name.begin(), name.end(), [](char c) {
+                      return absl::ascii_islower(static_cast<unsigned char>(c)) ||
+                             absl::ascii_isdigit(static_cast<unsigned char>(c)) || c == '-';
+                    });
+  return good ? absl::OkStatus()
+              : absl::InvalidArgumentError(
+                    "--cluster: expected 1 to 63 lower-case letters, digits and '-'");
+}
+
 absl::Status WriteServerCertificate(const AuthorityFiles& files,
                                     const std::string& key,
                                     const std::vector<std::string>& names,
@@ -109,6 +138,7 @@ absl::Status CheckServerName(const std::string& name) {
 
 absl::StatusOr<AuthorityFiles> MakeAuthorityFiles(const std::string& state_dir,
                                                   const std::vector<std::string>& names,
+                                                  const AuthoritySource& source,
                                                   int64_t now_ms) {
   if (names.empty() || names.size() > kMaxNames) {
     return absl::InvalidArgumentError("--name: expected 1 to 32 host names or addresses");
@@ -122,8 +152,13 @@ absl::StatusOr<AuthorityFiles> MakeAuthorityFiles(const std::string& state_dir,
     return absl::AlreadyExistsError(
         absl::StrCat(files.folder, ": this state has an authority already; it was left as it is"));
   }
-  files.cluster = RandomHex(6);
-  ASSIGN_OR_RETURN(files.authority, NewAuthority(files.cluster, now_ms));
+  if (!source.cluster.empty()) {
+    RETURN_IF_ERROR(CheckClusterName(source.cluster));
+  }
+  files.cluster = source.cluster.empty() ? RandomHex(6) : source.cluster;
+  ASSIGN_OR_RETURN(files.authority,
+                   source.folder.empty() ? NewAuthority(files.cluster, now_ms)
+                                         : GivenAuthority(source.folder, now_ms));
   files.server_signer = files.authority;
   files.trusted = files.authority.certificate;
   ASSIGN_OR_RETURN(const CertificateFacts facts, ReadCertificate(files.authority.certificate));

@@ -35,10 +35,19 @@ struct AuthorityFiles {
   std::string OldCaKeyPath() const { return folder + "/old.key"; }
 };
 
+// An authority from elsewhere: a folder with tls.crt and tls.key, as a secret of cert-manager has
+// them, which is read once. Empty: a new one is made.
+struct AuthoritySource {
+  std::string folder = {};
+  std::string cluster = {};  // the name in URIs; empty: a random one
+};
+
 // Makes all of it. AlreadyExists when there is an authority: making another would lock every node
-// out. `names`: how clients may call the coordinator, host names and addresses.
+// out. `names`: how clients may call the coordinator, host names and addresses. InvalidArgument
+// names the flag of `init` that is wrong.
 absl::StatusOr<AuthorityFiles> MakeAuthorityFiles(const std::string& state_dir,
                                                   const std::vector<std::string>& names,
+                                                  const AuthoritySource& source,
                                                   int64_t now_ms);
 // NotFound: there is no authority in that state.
 absl::StatusOr<AuthorityFiles> LoadAuthorityFiles(const std::string& state_dir);

@@ -9,8 +9,9 @@ namespace ravel::coordinator {
 
 absl::StatusOr<InitResult> InitCluster(const InitOrder& order, const Clock& clock) {
   RETURN_IF_ERROR(CheckIdentityName("--admin", order.admin));
-  ASSIGN_OR_RETURN(AuthorityFiles files,
-                   MakeAuthorityFiles(order.state_dir, order.names, clock.WallMs()));
+  ASSIGN_OR_RETURN(
+      AuthorityFiles files,
+      MakeAuthorityFiles(order.state_dir, order.names, order.authority, clock.WallMs()));
   InitResult result{
       .context_path = absl::StrCat(order.state_dir, "/", order.admin, ".context.json"),
       .coordinator = {},

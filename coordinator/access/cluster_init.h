@@ -9,6 +9,7 @@
 
 #include "common/clock.h"
 #include "common/status.h"
+#include "coordinator/access/authority_files.h"
 
 namespace ravel::coordinator {
 
@@ -17,6 +18,7 @@ struct InitOrder {
   std::vector<std::string> names;  // how clients may call the coordinator
   int port = 7070;
   std::string admin = "admin";
+  AuthoritySource authority = {};
 };
 
 struct InitResult {

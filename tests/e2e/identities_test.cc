@@ -17,6 +17,7 @@
 #include "tests/testing/eventually.h"
 #include "tests/testing/mini_cluster.h"
 #include "tests/testing/secure_cluster.h"
+#include "tests/testing/store_process.h"
 
 namespace ravel::testing {
 namespace {
@@ -330,6 +331,71 @@ TEST_F(IdentitiesTest, TheAuthorityIsRotatedUnderARunningJob) {
   EXPECT_THAT(events.out, ::testing::Not(HasSubstr("NodeLost")));
   EXPECT_THAT(events.out, ::testing::Not(HasSubstr("epoch 2")));
   EXPECT_EQ(cluster_->Ctl({"cancel", "a"}).exit_code, 0);
+}
+
+// The files that cert-manager makes for deploy/kubernetes/overlays/cert-manager: an authority
+// (tls.crt, tls.key), and the identity of a store which it signed.
+constexpr char kElsewhere[] = R"(set -e
+key() { openssl ecparam -name prime256v1 -genkey -noout | openssl pkcs8 -topk8 -nocrypt -out "$1"; }
+key tls.key
+openssl req -x509 -new -key tls.key -days 30 -subj '/CN=Ravel cluster elsewhere' -out tls.crt \
+  -addext keyUsage=critical,digitalSignature,keyEncipherment,keyCertSign
+mkdir -m 700 store
+cd store
+key key.pem
+openssl req -new -key key.pem -subj / -out request
+printf '%s\n' 'basicConstraints=critical,CA:FALSE' 'keyUsage=critical,digitalSignature' \
+  'extendedKeyUsage=serverAuth,clientAuth' \
+  'subjectAltName=critical,IP:127.0.0.1,URI:spiffe://elsewhere.ravel/store' >extensions
+openssl x509 -req -in request -CA ../tls.crt -CAkey ../tls.key -CAcreateserial -days 10 \
+  -extfile extensions -out certificate.pem
+cp ../tls.crt authority.pem
+cp certificate.pem tls.crt
+cp key.pem tls.key
+chmod 600 ./*)";
+
+TEST_F(IdentitiesTest, AnAuthorityFromElsewhereSignsStores) {
+  const ScratchFolder elsewhere;
+  const RunResult made = RunProgram(
+      {.arguments = {"/bin/bash", "-c", kElsewhere}, .working_directory = elsewhere.path()},
+      elsewhere.path(),
+      seconds(30));
+  ASSERT_EQ(made.exit_code, 0) << made.err;
+  ASSERT_NO_FATAL_FAILURE(
+      Start({.init_flags = {"--authority", elsewhere.path(), "--cluster", "elsewhere"}}));
+  StoreProcess store(
+      {.folder = cluster_->folder() + "/server",
+       .flags = {"--identity", elsewhere.path() + "/store", "--coordinator", cluster_->address()}});
+  ASSERT_EQ(store.Start(), absl::OkStatus()) << store.Log();
+  ASSERT_NO_FATAL_FAILURE(JoinAndStart("n1"));
+  ASSERT_TRUE(cluster_->WaitForReady(1));
+  TinyJob job = Job("a");
+  job.store = store.Url("team");
+  WriteText(cluster_->folder() + "/a.yaml", ToYaml(job));
+  ASSERT_EQ(cluster_->Ctl({"submit", "-f", cluster_->folder() + "/a.yaml"}).exit_code, 0);
+  const RunResult done = cluster_->Ctl({"wait", "a", "--for=done", "--timeout", "60s"});
+  EXPECT_EQ(done.exit_code, 0) << done.err << cluster_->Ctl({"events", "a"}).out << store.Log();
+
+  const auto init = [&](const std::string& folder, const std::string& name) {
+    return cluster_->Run({BinaryPath("ravel-coordinator"),
+                          "init",
+                          "--state-dir",
+                          cluster_->folder() + "/another",
+                          "--name",
+                          "localhost",
+                          "--authority",
+                          folder,
+                          "--cluster",
+                          name});
+  };
+  const RunResult leaf = init(elsewhere.path() + "/store", "c");
+  EXPECT_EQ(leaf.exit_code, 2);
+  EXPECT_THAT(leaf.err, HasSubstr("an authority that signs itself"));
+  const RunResult none = init(elsewhere.path() + "/nowhere", "c");
+  EXPECT_NE(none.exit_code, 0);
+  EXPECT_THAT(none.err, HasSubstr("--authority"));
+  EXPECT_THAT(init(elsewhere.path(), "C.d").err, HasSubstr("--cluster: expected"));
+  EXPECT_FALSE(std::filesystem::exists(cluster_->folder() + "/another"));
 }
 
 }  // namespace

@@ -138,12 +138,14 @@ NetworkHosts::~NetworkHosts() {
 
 absl::StatusOr<std::unique_ptr<SecureCluster>> SecureCluster::Start(const SecureOptions& options) {
   std::unique_ptr<SecureCluster> cluster(new SecureCluster(options));
-  const RunResult made = cluster->Run({BinaryPath("ravel-coordinator"),
-                                       "init",
-                                       "--state-dir",
-                                       cluster->folder() + "/state",
-                                       "--name",
-                                       absl::StrJoin(options.names, ",")});
+  std::vector<std::string> init = {BinaryPath("ravel-coordinator"),
+                                   "init",
+                                   "--state-dir",
+                                   cluster->folder() + "/state",
+                                   "--name",
+                                   absl::StrJoin(options.names, ",")};
+  init.insert(init.end(), options.init_flags.begin(), options.init_flags.end());
+  const RunResult made = cluster->Run(init);
   if (made.exit_code != 0) {
     return absl::InternalError(absl::StrCat("init: ", made.err));
   }

@@ -56,6 +56,7 @@ struct SecureOptions {
   std::vector<std::string> coordinator_host = {};  // NetworkHosts::Prefix
   std::string certificate_time = "24h";
   std::string detection = "5s";
+  std::vector<std::string> init_flags = {};  // of `ravel-coordinator init`, beyond names and state
 };
 
 // Used only from the test's main thread.

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """Every overlay of deploy/kubernetes is built by kubectl and held to the strict schemas of several versions of Kubernetes, those of JobSet
-and Kubeflow Trainer to Kubeflow's own models, and to policies: no root, limits, no tag `latest`, selectors that match, flags that the
+and Kubeflow Trainer to Kubeflow's own models, those of Kueue, the Prometheus operator and cert-manager to custom_resources.py, and to policies: no root, limits, no tag `latest`, selectors that match, flags that the
 programs have. Faults that are planted must all be found. Needs the
 environment of setup.sh, and built programs (RAVEL_BIN_DIR or a usual build).
 
@@ -12,6 +12,7 @@ import pathlib
 import re
 import subprocess
 import sys
+import tempfile
 import unittest
 
 import kubeflow_trainer_api.models as kubeflow
@@ -21,7 +22,9 @@ import yaml
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tests" / "testing"))
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
 import cluster  # noqa: E402
+import custom_resources  # noqa: E402
 
 FOLDER = ROOT / "deploy" / "kubernetes"
 VERSIONS = ["1.34.0", "1.35.0", "1.36.0"]
@@ -49,8 +52,6 @@ def flags_of(program, binaries=None):
 
 
 MODELS = {"JobSet": kubeflow.JobsetV1alpha2JobSet, "ClusterTrainingRuntime": kubeflow.TrainerV1alpha1ClusterTrainingRuntime}
-# No package has a schema of these: the fields that may be here.
-FIELDS = {"LocalQueue": ("kueue.x-k8s.io/v1beta2", {"clusterQueue"})}
 
 
 def jobs(document):
@@ -108,6 +109,8 @@ class Findings:
             self.pod(document, template)
         self.selectors()
         self.references()
+        for document, text in custom_resources.References(documents, pods(documents)).found:
+            self.say(document, text)
 
     def say(self, document, text):
         self.found.append(f"{document['kind']} {document['metadata']['name']}: {text}")
@@ -115,10 +118,9 @@ class Findings:
     def schemas(self, versions, known):
         for document in (document for document in self.documents if document not in known):
             kind = document["kind"]
-            if kind in FIELDS:
-                version, fields = FIELDS[kind]
-                if document["apiVersion"] != version or set(document["spec"]) != fields:
-                    self.say(document, f"expected {version} with {', '.join(sorted(fields))}")
+            if kind in custom_resources.SPECS:
+                for text in custom_resources.check_schema(document):
+                    self.say(document, f"schema: {text}")
                 continue
             for at in [document] if kind not in MODELS else self.jobs_of(document):
                 for version in versions:
@@ -240,7 +242,7 @@ class Findings:
             if document["kind"] == "StatefulSet" and not any(d["kind"] == "PodDisruptionBudget" and d["metadata"]["name"] == document["metadata"]["name"]
                        for d in self.documents):
                 self.say(document, "no budget of disruptions")
-            namespaces = {d["metadata"].get("namespace") for d in self.documents if d["kind"] != "Namespace"}
+            namespaces = {d["metadata"].get("namespace") for d in self.documents if d["kind"] not in custom_resources.CLUSTER_KINDS}
             if namespaces != {"ravel"}:
                 self.say(document, f"namespaces {namespaces}")
 
@@ -308,7 +310,55 @@ POOL_FAULTS = {
     ("kueue", "an older API"): lambda d: first(d, "LocalQueue", "ravel").update(apiVersion="kueue.x-k8s.io/v1beta1"),
     ("ha-storage", "unknown flag of the store"): lambda d: first(d, "StatefulSet", "ravel-store")["spec"]["template"]["spec"]["containers"][0][
         "args"].append("--disk=/x"),
+    ("monitoring", "misspelled key of a monitor"): lambda d: endpoint(d).update(honourLabels=True),
+    ("monitoring", "an older API"): lambda d: first(d, "PodMonitor", "ravel-worker").update(apiVersion="monitoring.coreos.com/v1alpha1"),
+    ("monitoring", "interval that is none"): lambda d: endpoint(d).update(interval="15"),
+    ("monitoring", "monitor that selects nothing"): lambda d: first(d, "PodMonitor", "ravel-coordinator")["spec"]["selector"][
+        "matchLabels"].update(x="y"),
+    ("monitoring", "monitor of no port"): lambda d: endpoint(d).update(port="http"),
+    ("monitoring", "monitor without a token"): lambda d: endpoint(d).pop("authorization"),
+    ("monitoring", "monitor with a secret that is not there"): lambda d: endpoint(d)["authorization"]["credentials"].update(name="reader"),
+    ("monitoring", "port that no policy opens"): lambda d: d.remove(first(d, "NetworkPolicy", "ravel-metrics")),
+    ("monitoring", "rules of another day"): lambda d: first(d, "PrometheusRule", "ravel")["spec"]["groups"][0]["rules"][0].update(expr="up"),
+    ("monitoring", "severity that nobody knows"): lambda d: first(d, "PrometheusRule", "ravel")["spec"]["groups"][0]["rules"][0][
+        "labels"].update(severity="fatal"),
+    ("monitoring", "dashboard that is cut"): lambda d: first(d, "ConfigMap", "ravel-dashboard")["data"].update({"ravel.json": "{}"}),
+    ("monitoring", "proxy of another port"): lambda d: proxy(d)["args"].__setitem__(1, "--upstream=http://127.0.0.1:7072/"),
+    ("monitoring", "unknown flag of the proxy"): lambda d: proxy(d)["args"].append("--allowed-paths=/metrics"),
+    ("monitoring", "role that is not there"): lambda d: d.remove(first(d, "ClusterRole", "ravel-metrics-reader")),
+    ("monitoring", "account that is not there"): lambda d: d.remove(first(d, "ServiceAccount", "ravel-metrics-reader")),
+    ("cert-manager", "misspelled key of a certificate"): lambda d: store_certificate(d).update(dnsName=["x"]),
+    ("cert-manager", "certificate of no issuer"): lambda d: store_certificate(d)["issuerRef"].update(name="ravel"),
+    ("cert-manager", "issuer of no authority"): lambda d: first(d, "Certificate", "ravel-authority")["spec"].pop("isCA"),
+    ("cert-manager", "issuer of no secret"): lambda d: first(d, "Issuer", "ravel-authority")["spec"]["ca"].update(secretName="ravel"),
+    ("cert-manager", "URI of another cluster"): lambda d: store_certificate(d).update(uris=["spiffe://other.ravel/store"]),
+    ("cert-manager", "URI of nobody"): lambda d: store_certificate(d).update(uris=["spiffe://ravel.ravel/stores"]),
+    ("cert-manager", "key of another kind"): lambda d: store_certificate(d)["privateKey"].update(algorithm="RSA"),
+    ("cert-manager", "key that changes under the store"): lambda d: store_certificate(d)["privateKey"].update(rotationPolicy="Always"),
+    ("cert-manager", "renewed before it is made"): lambda d: store_certificate(d).update(renewBefore="2160h"),
+    ("cert-manager", "no client of the coordinator"): lambda d: store_certificate(d)["usages"].remove("client auth"),
+    ("cert-manager", "secret that nobody makes"): lambda d: store_certificate(d).update(secretName="ravel-store-tls"),
+    ("cert-manager", "files under names of another kind"): lambda d: store_volume(d)["secret"].pop("items"),
+    ("cert-manager", "key of a secret that it has not"): lambda d: store_volume(d)["secret"]["items"][0].update(key="cert.pem"),
+    ("cert-manager", "cluster without a name"): lambda d: coordinator(d)["initContainers"][0]["args"].__setitem__(
+        0, "ravel-coordinator init --state-dir /x --name y --authority /run/ravel-authority"),
 }
+
+
+def endpoint(documents):
+    return first(documents, "PodMonitor", "ravel-worker")["spec"]["podMetricsEndpoints"][0]
+
+
+def proxy(documents):
+    return worker(documents)["initContainers"][-1]
+
+
+def store_certificate(documents):
+    return first(documents, "Certificate", "ravel-store")["spec"]
+
+
+def store_volume(documents):
+    return first(documents, "StatefulSet", "ravel-store")["spec"]["template"]["spec"]["volumes"][0]
 
 
 class Manifests(unittest.TestCase):
@@ -321,6 +371,19 @@ class Manifests(unittest.TestCase):
             documents = built(folder)
             self.assertEqual(Findings(documents, self.flags, VERSIONS).found, [], folder.name)
             print(f"{folder.name}: {len(documents)} objects, Kubernetes {', '.join(VERSIONS)}")
+
+    def test_monitoring_is_added_to_other_overlays(self):
+        build = ROOT / "build"
+        build.mkdir(exist_ok=True)
+        for overlay in ("ha-storage", "cert-manager", "gpu"):
+            with tempfile.TemporaryDirectory(dir=build) as folder:
+                text = yaml.safe_dump({"resources": [os.path.relpath(FOLDER / "overlays" / overlay, folder)],
+                                       "components": [os.path.relpath(FOLDER / "components" / "monitoring", folder)]})
+                (pathlib.Path(folder) / "kustomization.yaml").write_text(text)
+                documents = built(folder)
+            self.assertEqual(Findings(documents, self.flags, VERSIONS[-1:]).found, [], overlay)
+            proxied = [d["metadata"]["name"] for d, t in pods(documents) if "metrics" in [c["name"] for c in containers(t)]]
+            self.assertEqual(len(proxied), sum(d["kind"] == "StatefulSet" for d in documents), overlay)
 
     def test_planted_faults_are_found(self):
         documents = built(FOLDER / "base")

@@ -1,12 +1,16 @@
 #include "common/net_address.h"
 
 #include <algorithm>
+#include <cerrno>
 #include <memory>
+#include <set>
 
 #include <absl/strings/ascii.h>
 #include <absl/strings/numbers.h>
 #include <absl/strings/str_cat.h>
+#include <absl/strings/str_join.h>
 #include <arpa/inet.h>
+#include <ifaddrs.h>
 #include <netdb.h>
 #include <netinet/in.h>
 #include <sys/socket.h>
@@ -21,6 +25,23 @@ std::string_view WithoutBrackets(std::string_view host) {
 }
 
 }  // namespace
+
+absl::StatusOr<PortRange> ParsePortRange(std::string_view text) {
+  const size_t dash = text.find('-');
+  PortRange range;
+  const auto number = [](std::string_view part, int* value) {
+    return absl::SimpleAtoi(absl::string_view(part.data(), part.size()), value);
+  };
+  if (dash != std::string_view::npos && number(text.substr(0, dash), &range.first) &&
+      number(text.substr(dash + 1), &range.last) && range.first >= 1024 &&
+      range.first <= range.last && range.last <= 65535) {
+    return range;
+  }
+  return absl::InvalidArgumentError(
+      absl::StrCat("expected FIRST-LAST, two ports from 1024 to 65535, got '",
+                   absl::string_view(text.data(), std::min<size_t>(text.size(), 256)),
+                   "'"));
+}
 
 absl::StatusOr<HostPort> ParseHostPort(std::string_view text) {
   const size_t colon = text.rfind(':');
@@ -109,6 +130,42 @@ absl::StatusOr<std::string> LocalAddressTowards(const HostPort& peer) {
     }
   }
   return absl::UnavailableError(absl::StrCat(peer.host, ": there is no route to it"));
+}
+
+absl::StatusOr<std::string> AddressOfInterface(const std::string& name) {
+  ifaddrs* found = nullptr;
+  if (getifaddrs(&found) != 0) {
+    return ErrnoStatus(errno, "getifaddrs");
+  }
+  const std::unique_ptr<ifaddrs, decltype(&freeifaddrs)> list(found, freeifaddrs);
+  std::set<std::string> names;
+  std::string v4;
+  std::string v6;
+  for (const ifaddrs* each = found; each != nullptr; each = each->ifa_next) {
+    names.insert(each->ifa_name);
+    if (each->ifa_name != name || each->ifa_addr == nullptr) {
+      continue;
+    }
+    char text[INET6_ADDRSTRLEN] = {};
+    if (each->ifa_addr->sa_family == AF_INET && v4.empty()) {
+      const auto* const address = reinterpret_cast<const sockaddr_in*>(each->ifa_addr);
+      v4 = inet_ntop(AF_INET, &address->sin_addr, text, sizeof text);
+    } else if (each->ifa_addr->sa_family == AF_INET6 && v6.empty()) {
+      const auto* const address = reinterpret_cast<const sockaddr_in6*>(each->ifa_addr);
+      if (!IN6_IS_ADDR_LINKLOCAL(&address->sin6_addr)) {
+        v6 = inet_ntop(AF_INET6, &address->sin6_addr, text, sizeof text);
+      }
+    }
+  }
+  if (!v4.empty() || !v6.empty()) {
+    return v4.empty() ? v6 : v4;
+  }
+  return absl::InvalidArgumentError(absl::StrCat(names.contains(name)
+                                                     ? "this interface has no address: '"
+                                                     : "this host has no such interface: '",
+                                                 name.substr(0, 64),
+                                                 "'; there are ",
+                                                 absl::StrJoin(names, ", ")));
 }
 
 absl::Status CheckLoopbackListener(std::string_view text) {

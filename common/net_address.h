@@ -14,6 +14,15 @@ struct HostPort {
   int port = 0;
 };
 
+// Both ends included; 0 and 0: any port.
+struct PortRange {
+  int first = 0;
+  int last = 0;
+};
+
+// "FIRST-LAST", from 1024 to 65535; InvalidArgument says what was expected and got.
+absl::StatusOr<PortRange> ParsePortRange(std::string_view text);
+
 // "HOST:PORT" or "[IPV6]:PORT", port 0 to 65535; InvalidArgument says what was expected and got.
 absl::StatusOr<HostPort> ParseHostPort(std::string_view text);
 
@@ -29,6 +38,10 @@ absl::Status CheckReachableHost(std::string_view flag, std::string_view host);
 // This host's own address on the way to another one, as the routing table has it. Resolves the
 // name; sends nothing.
 absl::StatusOr<std::string> LocalAddressTowards(const HostPort& peer);
+
+// The IPv4 address of one of this host's network interfaces, or its global IPv6 address where it
+// has none. InvalidArgument names the interfaces that there are.
+absl::StatusOr<std::string> AddressOfInterface(const std::string& name);
 
 // InvalidArgument unless `text` is HOST:PORT of this machine alone: what listens there is
 // plaintext.

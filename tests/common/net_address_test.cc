@@ -63,6 +63,33 @@ TEST(NetAddress, OthersNeedAnAddressThatMeansThisHost) {
   }
 }
 
+TEST(NetAddress, RangesOfPortsHaveTwoEnds) {
+  const absl::StatusOr<PortRange> range = ParsePortRange("20000-20015");
+  ASSERT_TRUE(range.ok()) << range.status();
+  EXPECT_EQ(range->first, 20000);
+  EXPECT_EQ(range->last, 20015);
+  EXPECT_TRUE(ParsePortRange("1024-65535").ok());
+  EXPECT_TRUE(ParsePortRange("7-7").status().message().find("from 1024") != std::string::npos);
+  for (const char* bad : {"",
+                          "20000",
+                          "20000-",
+                          "-20000",
+                          "20001-20000",
+                          "1023-2000",
+                          "20000-65536",
+                          "a-b",
+                          "1-2-3"}) {
+    EXPECT_EQ(ParsePortRange(bad).status().code(), absl::StatusCode::kInvalidArgument) << bad;
+  }
+}
+
+TEST(NetAddress, AnInterfaceHasAnAddress) {
+  EXPECT_EQ(AddressOfInterface("lo").value_or(""), "127.0.0.1");
+  const absl::Status none = AddressOfInterface("lo7").status();
+  EXPECT_EQ(none.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_NE(none.message().find("'lo7'; there are "), absl::string_view::npos) << none;
+}
+
 TEST(NetAddress, TheWayToLoopbackIsLoopback) {
   const absl::StatusOr<std::string> four = LocalAddressTowards({"127.0.0.1", 7070});
   ASSERT_TRUE(four.ok()) << four.status();

@@ -43,6 +43,9 @@ std::string NetworkHosts::Address(int host) const {
 std::string NetworkHosts::AddressV6(int host) const {
   return absl::StrCat("fd93:7::", 10 + host);
 }
+std::string NetworkHosts::DataAddress(int host) const {
+  return absl::StrCat("10.93.8.", 10 + host);
+}
 std::vector<std::string> NetworkHosts::Prefix(int host) const {
   // Daemons tell hosts apart by their process ids' namespace.
   return {"/usr/bin/env",
@@ -89,6 +92,20 @@ absl::Status NetworkHosts::CutLink(int host) const {
 absl::Status NetworkHosts::MendLink(int host) const {
   return ChangePort("ip", absl::StrCat("link set p", host, " up"));
 }
+absl::Status NetworkHosts::PartControl(const std::vector<int>& hosts) const {
+  const ScratchFolder scratch;
+  std::string script = "set -e\n";
+  for (const int host : hosts) {
+    for (const int other : hosts) {
+      if (other != host) {
+        absl::StrAppend(&script, "ip -n ", Name(host), " route add unreachable ");
+        absl::StrAppend(&script, Address(other), "/32\n");
+      }
+    }
+  }
+  const RunResult done = Shell(script, scratch.path());
+  return done.exit_code == 0 ? absl::OkStatus() : absl::InternalError(done.err);
+}
 absl::Status NetworkHosts::Throttle(int host, int64_t bits_per_second) const {
   return ChangePort("tc",
                     absl::StrCat("qdisc add dev p",
@@ -107,7 +124,10 @@ absl::StatusOr<std::unique_ptr<NetworkHosts>> NetworkHosts::Create(int count) {
   // The bridge has a namespace of its own: nothing is left on the machine's own network.
   std::string script = absl::StrCat("set -e; ip netns add ", hosts->stem_, "\n");
   const std::string in = absl::StrCat("ip -n ", hosts->stem_, " ");
-  absl::StrAppend(&script, in, "link add br0 type bridge\n", in, "link set br0 up\n");
+  for (const char* bridge : {"br0", "br1"}) {
+    absl::StrAppend(&script, in, "link add ", bridge, " type bridge\n");
+    absl::StrAppend(&script, in, "link set ", bridge, " up\n");
+  }
   for (int host = 0; host < count; ++host) {
     const std::string name = hosts->Name(host);
     const std::string there = absl::StrCat("ip -n ", name, " ");
@@ -117,7 +137,13 @@ absl::StatusOr<std::unique_ptr<NetworkHosts>> NetworkHosts::Create(int count) {
     absl::StrAppend(&script, in, "link set ", port, " master br0 up\n");
     absl::StrAppend(&script, there, "address add ", hosts->Address(host), "/24 dev eth0\n");
     absl::StrAppend(&script, there, "address add ", hosts->AddressV6(host), "/64 dev eth0 nodad\n");
-    absl::StrAppend(&script, there, "link set lo up\n", there, "link set eth0 up\n");
+    const std::string data = absl::StrCat("d", host);
+    absl::StrAppend(&script, in, "link add ", data, " type veth peer name eth1 netns ", name, "\n");
+    absl::StrAppend(&script, in, "link set ", data, " master br1 up\n");
+    absl::StrAppend(&script, there, "address add ", hosts->DataAddress(host), "/24 dev eth1\n");
+    for (const char* link : {"lo", "eth0", "eth1"}) {
+      absl::StrAppend(&script, there, "link set ", link, " up\n");
+    }
   }
   const RunResult made = Shell(script, scratch.path());
   if (made.exit_code != 0) {

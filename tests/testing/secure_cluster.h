@@ -15,7 +15,7 @@
 
 namespace ravel::testing {
 
-// Network namespaces with an address each, joined by a bridge; gone with this object.
+// Network namespaces with two interfaces each, joined by two bridges; gone with this object.
 class NetworkHosts {
  public:
   // FailedPrecondition says why this machine has none: no root, no `ip`, no rights.
@@ -26,6 +26,10 @@ class NetworkHosts {
 
   std::string Address(int host) const;
   std::string AddressV6(int host) const;
+  // Of the host's second interface, eth1, on a bridge of its own.
+  std::string DataAddress(int host) const;
+  // Hosts of this list reach each other at DataAddress alone.
+  absl::Status PartControl(const std::vector<int>& hosts) const;
   // What a command line begins with to run there.
   std::vector<std::string> Prefix(int host) const;
   // As above, and what is seen as `folder` there is SeenFolder(folder, host): such hosts share no

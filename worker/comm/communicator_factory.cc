@@ -34,6 +34,7 @@ absl::StatusOr<std::unique_ptr<Communicator>> CreateCommunicator(
                                    .size = options.size,
                                    .rendezvous = options.rendezvous,
                                    .host_address = options.host_address,
+                                   .ports = options.ports,
                                    .timeout = options.timeout});
   }
   if (options.transport == "nccl") {

@@ -7,6 +7,7 @@
 #include <memory>
 #include <string>
 
+#include "common/net_address.h"
 #include "kernels/cuda_host/cuda_device.h"
 #include "worker/comm/communicator.h"
 #include "worker/comm/rendezvous.h"
@@ -19,6 +20,7 @@ struct CommunicatorOptions {
   int size = 1;
   Rendezvous rendezvous = {};     // not used by "local"
   std::string host_address = {};  // gloo: address of this host that peers can reach
+  PortRange ports = {};           // gloo: see GlooOptions
   std::chrono::milliseconds timeout =
       std::chrono::seconds(30);  // gloo: bound of set-up and of each transfer
   // nccl: see NcclOptions.

@@ -10,10 +10,13 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cerrno>
 #include <csignal>
 #include <cstring>
 #include <exception>
+#include <memory>
 #include <set>
+#include <stdexcept>
 #include <utility>
 #include <vector>
 
@@ -29,6 +32,7 @@
 #include <gloo/transport/pair.h>
 #include <gloo/transport/tcp/device.h>
 #include <gloo/transport/unbound_buffer.h>
+#include <netinet/in.h>
 
 #include "common/check.h"
 #include "common/mutex.h"
@@ -50,14 +54,40 @@ constexpr int64_t kArrivedNs = 20'000;
 // Time that a rank which found a mismatch waits for its peers to learn of it.
 constexpr std::chrono::seconds kTellPeers{2};
 
+// A device whose address changes its port. A pair listens at the device's address when it is made,
+// and the library has no other way to choose the port.
+class PortedDevice : public gloo::transport::tcp::Device {
+ public:
+  explicit PortedDevice(const gloo::transport::tcp::attr& attr) : Device(attr) {}
+
+  // For the pairs that are made from now on.
+  void SetPort(int port) {
+    gloo::transport::tcp::attr next = attr_;
+    if (next.ai_addr.ss_family == AF_INET6) {
+      reinterpret_cast<sockaddr_in6*>(&next.ai_addr)->sin6_port = htons(Narrow(port));
+    } else {
+      reinterpret_cast<sockaddr_in*>(&next.ai_addr)->sin_port = htons(Narrow(port));
+    }
+    std::destroy_at(&attr_);
+    std::construct_at(const_cast<gloo::transport::tcp::attr*>(&attr_), next);
+  }
+
+ private:
+  static uint16_t Narrow(int port) { return static_cast<uint16_t>(port); }
+};
+
 // A full mesh whose addresses travel in one record per rank.
 class Mesh : public gloo::Context {
  public:
   Mesh(int mesh_rank, int mesh_size) : gloo::Context(mesh_rank, mesh_size) {}
 
-  std::string Listen(const std::string& host, std::chrono::milliseconds timeout) {
+  std::string Listen(const std::string& host,
+                     const PortRange& ports,
+                     std::chrono::milliseconds timeout) {
     setTimeout(timeout);
-    device_ = gloo::transport::tcp::CreateDevice(gloo::transport::tcp::attr(host.c_str()));
+    const auto device = std::make_shared<PortedDevice>(
+        gloo::transport::tcp::CreateDeviceAttr(gloo::transport::tcp::attr(host.c_str())));
+    device_ = device;
     transportContext_ = device_->createContext(rank, size);
     transportContext_->setTimeout(timeout);
     std::vector<std::string> addresses;
@@ -66,7 +96,7 @@ class Mesh : public gloo::Context {
         addresses.emplace_back("-");
         continue;
       }
-      const std::vector<char> bytes = transportContext_->createPair(peer)->address().bytes();
+      const std::vector<char> bytes = MakePair(*device, ports, peer).address().bytes();
       addresses.push_back(absl::BytesToHexString(std::string(bytes.begin(), bytes.end())));
     }
     return absl::StrCat(kRecordPrefix, absl::StrJoin(addresses, ","));
@@ -89,6 +119,38 @@ class Mesh : public gloo::Context {
     }
     return absl::OkStatus();
   }
+
+ private:
+  // Listens on the first port from the last one on that is free. Ranks begin apart: several of one
+  // host share the range.
+  gloo::transport::Pair& MakePair(PortedDevice& device, const PortRange& ports, int peer) {
+    if (ports.first == 0) {
+      return *transportContext_->createPair(peer);
+    }
+    const int count = ports.last - ports.first + 1;
+    next_port_ = next_port_ < 0 ? rank * (size - 1) % count : next_port_;
+    for (int tried = 0; tried < count; ++tried) {
+      device.SetPort(ports.first + next_port_);
+      next_port_ = (next_port_ + 1) % count;
+      try {
+        return *transportContext_->createPair(peer);
+      } catch (const std::exception& error) {
+        if (!absl::StrContains(error.what(), std::strerror(EADDRINUSE))) {
+          throw;
+        }
+      }
+    }
+    throw std::runtime_error(absl::StrCat("no port of ",
+                                          ports.first,
+                                          "-",
+                                          ports.last,
+                                          " (--data-ports of ravel-worker) is free for peer ",
+                                          peer,
+                                          " of ",
+                                          size));
+  }
+
+  int next_port_ = -1;  // within the range; negative: not chosen yet
 };
 
 struct Message {
@@ -503,7 +565,7 @@ absl::StatusOr<std::unique_ptr<Communicator>> CreateGlooCommunicator(const GlooO
   std::signal(SIGPIPE, SIG_IGN);  // the library writes without MSG_NOSIGNAL
   try {
     auto mesh = std::make_unique<Mesh>(options.rank, options.size);
-    std::string mine = mesh->Listen(options.host_address, options.timeout);
+    std::string mine = mesh->Listen(options.host_address, options.ports, options.timeout);
     ASSIGN_OR_RETURN(const std::vector<std::string> records,
                      options.rendezvous("gloo", std::move(mine)));
     if (records.size() != Size(options.size)) {

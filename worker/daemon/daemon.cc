@@ -431,6 +431,8 @@ void Daemon::LaunchWithPlan(int64_t command_id, const v1::Launch& launch, const 
     if (complete.host_address().empty()) {
       complete.set_host_address(options_.data_address);
     }
+    complete.set_first_data_port(options_.data_ports.first);
+    complete.set_last_data_port(options_.data_ports.last);
   }
   absl::Status done = stopping_ ? absl::FailedPreconditionError("this node is going away")
                                 : supervisor_->Launch(order);

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "common/http/http_server.h"
+#include "common/net_address.h"
 #include "worker/daemon/certificate_renewal.h"
 #include "worker/daemon/daemon_pages.h"
 #include "worker/daemon/device_probe.h"
@@ -32,6 +33,7 @@ struct DaemonOptions {
   std::optional<NodeIdentity> identity = {};
   std::string node_id;
   std::string data_address;
+  PortRange data_ports = {};  // of trainers' sockets that wait for peers of other hosts
   std::string work_dir;
   std::string gemm_cache = {};  // empty: none
   std::string trainer_program;

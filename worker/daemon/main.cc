@@ -48,7 +48,9 @@ struct Flags {
   std::string work_dir;
   std::string gemm_cache;
   std::string trainer;
-  std::string advertise;  // empty: chosen
+  std::string advertise;       // empty: chosen
+  std::string data_interface;  // empty: none is named
+  std::string data_ports;      // empty: any
   std::string on_fatal = "exit";
   std::string log_limit = "4GiB";
   std::string drain_limit = "30s";
@@ -70,10 +72,32 @@ absl::StatusOr<HostPort> ParseCoordinator(const std::string& text) {
   return coordinator;
 }
 
+// By which interface and ports trainers of other hosts reach this host's, as far as flags say so.
+absl::Status SetDataNetwork(const Flags& flags, DaemonOptions& options) {
+  options.data_address = flags.advertise;
+  if (!flags.data_ports.empty()) {
+    const absl::StatusOr<PortRange> ports = ParsePortRange(flags.data_ports);
+    RETURN_IF_ERROR(Annotate(ports.status(), "--data-ports"));
+    options.data_ports = *ports;
+  }
+  if (flags.data_interface.empty()) {
+    return absl::OkStatus();
+  }
+  if (!flags.advertise.empty()) {
+    return absl::InvalidArgumentError("expected one of --advertise and --data-interface");
+  }
+  absl::StatusOr<std::string> address = AddressOfInterface(flags.data_interface);
+  RETURN_IF_ERROR(Annotate(address.status(), "--data-interface"));
+  options.data_address = *std::move(address);
+  // NCCL takes no address but this name, `=`: exactly. What the site has set holds.
+  setenv("NCCL_SOCKET_IFNAME", ("=" + flags.data_interface).c_str(), 0);
+  return absl::OkStatus();
+}
+
 // Plaintext: nothing may leave this host.
 absl::Status SetLoopback(const Flags& flags, DaemonOptions& options) {
   options.coordinator = flags.coordinator.empty() ? kDefaultCoordinator : flags.coordinator;
-  options.data_address = flags.advertise.empty() ? kLoopback : flags.advertise;
+  options.data_address = options.data_address.empty() ? kLoopback : options.data_address;
   options.node_id = flags.node_id;
   ASSIGN_OR_RETURN(const HostPort coordinator, ParseCoordinator(options.coordinator));
   if (!IsLoopbackHost(coordinator.host)) {
@@ -84,7 +108,7 @@ absl::Status SetLoopback(const Flags& flags, DaemonOptions& options) {
   }
   if (!IsLoopbackHost(options.data_address)) {
     return absl::FailedPreconditionError(
-        absl::StrCat("--advertise ",
+        absl::StrCat(flags.data_interface.empty() ? "--advertise " : "--data-interface: ",
                      options.data_address,
                      ": with --dev-loopback expected 127.0.0.1, ::1 or localhost"));
   }
@@ -109,7 +133,6 @@ absl::Status SetJoined(const Flags& flags, DaemonOptions& options) {
         "--node-id ", flags.node_id, ": this node's certificate is of ", identity->node_id));
   }
   ASSIGN_OR_RETURN(const HostPort coordinator, ParseCoordinator(options.coordinator));
-  options.data_address = flags.advertise;
   if (options.data_address.empty()) {
     ASSIGN_OR_RETURN(options.data_address, LocalAddressTowards(coordinator));
   }
@@ -229,6 +252,7 @@ int Start(const Flags& flags) {
   absl::Status ready = Annotate(log_limit.status(), "--log-limit");
   options.logs.limit_bytes = log_limit.value_or(0);
   ready = ready.ok() ? SetLeaving(flags, options) : ready;
+  ready = ready.ok() ? SetDataNetwork(flags, options) : ready;
   if (ready.ok()) {
     ready = flags.dev_loopback ? SetLoopback(flags, options) : SetJoined(flags, options);
   }
@@ -363,6 +387,22 @@ void AddDevices(CLI::App& app, Flags& flags) {
       ->capture_default_str();
 }
 
+void AddDataNetwork(CLI::App& app, Flags& flags) {
+  app.add_option("--advertise,--data-address",
+                 flags.advertise,
+                 "Name or address (IPv4, IPv6) of the interface by which other hosts' trainers "
+                 "reach this host; default the one towards the coordinator, or 127.0.0.1 with "
+                 "--dev-loopback");
+  app.add_option("--data-interface",
+                 flags.data_interface,
+                 "Instead of --advertise the interface itself, such as eth1: trainers listen at "
+                 "its address, and NCCL uses it, unless NCCL_SOCKET_IFNAME is set");
+  app.add_option("--data-ports",
+                 flags.data_ports,
+                 "FIRST-LAST: ports on which CPU trainers wait for those of other hosts, at least "
+                 "one for each pair of such ranks; default any. NCCL chooses its own");
+}
+
 int ParseAndStart(int argc, char** argv) {
   Flags flags;
   JoinFlags join;
@@ -397,11 +437,7 @@ int ParseAndStart(int argc, char** argv) {
       });
   app.add_option(
       "--trainer", flags.trainer, "Trainer program; default: ravel-trainer beside this one");
-  app.add_option("--advertise,--data-address",
-                 flags.advertise,
-                 "Name or address (IPv4, IPv6) of the interface by which other hosts' trainers "
-                 "reach this host; default the one towards the coordinator, or 127.0.0.1 with "
-                 "--dev-loopback");
+  AddDataNetwork(app, flags);
   AddHttpFlags(app, flags);
   AddLeaving(app, flags);
   app.add_flag("--enable-faults",

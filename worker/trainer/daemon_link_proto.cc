@@ -31,6 +31,8 @@ absl::StatusOr<Assignment> AssignmentFrom(const v1::StartTrainer& start) {
                            .checkpoint_root = start.checkpoint_root(),
                            .first_step = start.first_step(),
                            .host_address = start.host_address(),
+                           .data_ports = {static_cast<int>(start.first_data_port()),
+                                          static_cast<int>(start.last_data_port())},
                            .save_at_start = start.save_at_start(),
                            .save_at_end = start.save_at_end(),
                            .save_plan_hash = start.save_plan_hash(),

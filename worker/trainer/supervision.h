@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "common/ckpt/manifest.h"
+#include "common/net_address.h"
 #include "common/plan/sharding_plan.h"
 #include "common/status.h"
 #include "common/trainer_report.h"
@@ -29,6 +30,7 @@ struct Assignment {
   std::string checkpoint_root;  // the job's folder in its store
   int64_t first_step = 0;       // steps that are done already
   std::string host_address;
+  PortRange data_ports = {};  // of sockets that wait for peers of other hosts
   bool save_at_start = false;
   bool save_at_end = false;
   std::string save_plan_hash = {};  // the coordinator's, of this plan; empty: not compared

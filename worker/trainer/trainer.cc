@@ -207,6 +207,7 @@ absl::StatusOr<std::unique_ptr<comm::Communicator>> Trainer::Connect(kernels::Cu
        .size = static_cast<int>(assignment.world_size),
        .rendezvous = rendezvous,
        .host_address = assignment.host_address,
+       .ports = assignment.data_ports,
        .timeout = kTransferTimeout,
        .gpu = gpu,
        .keep_going = [this] { return parts_.box.closed(); },

@@ -1,12 +1,21 @@
 // Ranks as threads, on every transport.
 
+#include <algorithm>
+#include <array>
 #include <atomic>
 #include <future>
 #include <latch>
+#include <set>
+#include <thread>
 
+#include <absl/strings/escaping.h>
 #include <absl/strings/str_cat.h>
+#include <absl/strings/str_split.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+#include <unistd.h>
 
 #include "tests/worker/comm/group_testing.h"
 #include "worker/comm/communicator_factory.h"
@@ -213,6 +222,91 @@ TEST(CommunicatorFactoryTest, BadOptionsAreNamed) {
   EXPECT_THAT(std::string(CreateCommunicator({.transport = "local", .size = 2}).status().message()),
               HasSubstr("one rank"));
   EXPECT_FALSE(CreateCommunicator({.transport = "shm", .rank = 2, .size = 2}).ok());
+}
+
+// A socket that listens on a port of its own.
+class TakenPort {
+ public:
+  TakenPort() : file_(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)) {
+    sockaddr_in address = {};
+    address.sin_family = AF_INET;
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    socklen_t size = sizeof address;
+    auto* const any = reinterpret_cast<sockaddr*>(&address);
+    EXPECT_EQ(bind(file_, any, size), 0);
+    EXPECT_EQ(listen(file_, 1), 0);
+    EXPECT_EQ(getsockname(file_, any, &size), 0);
+    port_ = ntohs(address.sin_port);
+  }
+  ~TakenPort() { close(file_); }
+  TakenPort(const TakenPort&) = delete;
+  TakenPort& operator=(const TakenPort&) = delete;
+  int port() const { return port_; }
+
+ private:
+  const int file_;
+  int port_ = 0;
+};
+
+TEST(GlooPortsTest, RanksOfOneHostShareARangeAndPassOverTakenPorts) {
+  constexpr int kRanks = 4;
+  const TakenPort taken;
+  const PortRange range{std::min(taken.port(), 65535 - 63),
+                        std::min(taken.port(), 65535 - 63) + 63};
+  std::array<std::string, kRanks> records;
+  Board board(kRanks);
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < kRanks; ++rank) {
+    threads.emplace_back([&, rank] {
+      const Rendezvous inner = board.ForRank(rank);
+      auto made = CreateCommunicator({.transport = "gloo",
+                                      .rank = rank,
+                                      .size = kRanks,
+                                      .rendezvous =
+                                          [&](std::string_view group, std::string record) {
+                                            records.at(static_cast<size_t>(rank)) = record;
+                                            return inner(group, std::move(record));
+                                          },
+                                      .host_address = "127.0.0.1",
+                                      .ports = range,
+                                      .timeout = kTestTimeout});
+      EXPECT_TRUE(made.ok()) << made.status();
+    });
+  }
+  for (std::thread& thread : threads) {
+    thread.join();
+  }
+  std::set<int> ports;
+  for (const std::string& record : records) {
+    const std::vector<std::string> parts = absl::StrSplit(record.substr(6), ',');
+    for (const std::string& part : parts) {
+      if (part != "-") {  // a sockaddr_in: family, then the port in network order
+        const std::string bytes = absl::HexStringToBytes(part);
+        ports.insert(static_cast<uint8_t>(bytes.at(2)) * 256 + static_cast<uint8_t>(bytes.at(3)));
+      }
+    }
+  }
+  EXPECT_EQ(ports.size(), 12u) << "each listens on a port of its own";
+  EXPECT_GE(*ports.begin(), range.first);
+  EXPECT_LE(*ports.rbegin(), range.last);
+  EXPECT_FALSE(ports.contains(taken.port()));
+}
+
+TEST(GlooPortsTest, ARangeWithoutAFreePortIsNamed) {
+  const TakenPort taken;
+  const auto made = CreateCommunicator(
+      {.transport = "gloo",
+       .rank = 0,
+       .size = 2,
+       .rendezvous = [](std::string_view,
+                        const std::string&) -> absl::StatusOr<std::vector<std::string>> {
+         return absl::InternalError("a rank that cannot listen told its peers");
+       },
+       .host_address = "127.0.0.1",
+       .ports = {taken.port(), taken.port()},
+       .timeout = kTestTimeout});
+  EXPECT_EQ(made.status().code(), absl::StatusCode::kUnavailable);
+  EXPECT_THAT(std::string(made.status().message()), HasSubstr("--data-ports"));
 }
 
 TEST(MemfdSegmentTest, RecordOfAnotherMemoryIsRefused) {

@@ -1,6 +1,6 @@
 // Hosts with two interfaces, as network namespaces: the coordinator is reached over one, trainers
-// talk over the other, by the ports that their daemons were given. The losses are those of one
-// host, bit for bit.
+// talk over the other, by the ports that their daemons were given, and also over a link that
+// delays. The losses are those of one host, bit for bit.
 
 #include <chrono>
 #include <filesystem>
@@ -21,11 +21,13 @@
 namespace ravel::testing {
 namespace {
 
+using std::chrono::milliseconds;
 using std::chrono::seconds;
 using ::testing::HasSubstr;
 
 constexpr int kFirstPort = 21000;
 constexpr int kLastPort = 21031;
+constexpr int kDelayMs = 10;
 constexpr int kDoNotRestart = 93;  // of ravel-worker
 constexpr char kEstablished[] = "01";
 
@@ -140,6 +142,25 @@ class NetworksTest : public ::testing::Test {
     }
     return found;
   }
+  // Milliseconds to connect from a host to the coordinator over the second interface.
+  int64_t ConnectMs(int host) const {
+    const std::string place =
+        absl::StrCat("('", hosts_->DataAddress(0), "', ", cluster_->port(), ")");
+    const RunResult timed = RunOn(host,
+                                  {"/usr/bin/env",
+                                   "python3",
+                                   "-c",
+                                   absl::StrCat("import socket, time\n"
+                                                "begin = time.monotonic()\n"
+                                                "socket.create_connection(",
+                                                place,
+                                                ", 30)\n"
+                                                "print(int(1000 * (time.monotonic() - begin)))")});
+    int64_t ms = -1;
+    EXPECT_TRUE(absl::SimpleAtoi(timed.out, &ms)) << timed.err;
+    return ms;
+  }
+
   ScratchFolder control_;
   std::unique_ptr<NetworkHosts> hosts_;
   std::unique_ptr<SecureCluster> cluster_;
@@ -186,6 +207,21 @@ TEST_F(NetworksTest, BadNetworksAreNamed) {
   EXPECT_THAT(start({"--data-ports", "9-8"}), HasSubstr("--data-ports: expected FIRST-LAST"));
   EXPECT_THAT(start({"--data-interface", "eth1", "--advertise", "10.93.8.11"}),
               HasSubstr("expected one of --advertise and --data-interface"));
+}
+
+TEST_F(NetworksTest, ALinkThatDelaysChangesNoBit) {
+  ASSERT_NO_FATAL_FAILURE(StartNodes());
+  ASSERT_NO_FATAL_FAILURE(Submit("one", 2));
+  const std::vector<std::string> one = Losses("one");
+  const int64_t before_ms = ConnectMs(1);
+  const absl::StatusOr<std::unique_ptr<ChildProcess>> delay =
+      hosts_->Delay(1, milliseconds(kDelayMs));
+  ASSERT_TRUE(delay.ok()) << delay.status();
+  RecordProperty("delayed_by", *delay == nullptr ? "netem" : "delay_link.py");
+  EXPECT_GE(ConnectMs(1), 2 * kDelayMs) << "without it " << before_ms;
+  ASSERT_NO_FATAL_FAILURE(Submit("four", 4));
+  EXPECT_EQ(Losses("four"), one);
+  EXPECT_THAT(cluster_->Ctl({"events", "four"}).out, HasSubstr("over gloo"));
 }
 
 }  // namespace

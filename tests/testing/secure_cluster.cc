@@ -118,6 +118,58 @@ absl::Status NetworkHosts::EndThrottle(int host) const {
   return ChangePort("tc", absl::StrCat("qdisc del dev p", host, " root"));
 }
 
+absl::StatusOr<std::unique_ptr<ChildProcess>> NetworkHosts::Delay(
+    int host, std::chrono::milliseconds time) const {
+  const ScratchFolder scratch;
+  const std::string netem = absl::StrCat(" root netem delay ", time.count(), "ms");
+  const std::string both = absl::StrCat("tc -n ",
+                                        stem_,
+                                        " qdisc add dev d",
+                                        host,
+                                        netem,
+                                        " && tc -n ",
+                                        Name(host),
+                                        " qdisc add dev eth1",
+                                        netem);
+  if (Shell(both, scratch.path()).exit_code == 0) {
+    return nullptr;
+  }
+  // A second cable, from the bridge to the program; the host's own then ends at the program, too.
+  const std::string in = absl::StrCat("ip -n ", stem_, " ");
+  const RunResult made = Shell(absl::StrCat("set -e; ",
+                                            in,
+                                            "link add e type veth peer name f\n",
+                                            in,
+                                            "link set f master br1 up\n",
+                                            in,
+                                            "link set e up\n",
+                                            in,
+                                            "link set d",
+                                            host,
+                                            " nomaster\n"),
+                               scratch.path());
+  if (made.exit_code != 0) {
+    return absl::FailedPreconditionError(made.err);
+  }
+  const std::string ready = scratch.path() + "/ready";
+  ASSIGN_OR_RETURN(std::unique_ptr<ChildProcess> process,
+                   ChildProcess::Start({.arguments = {"/usr/bin/env",
+                                                      "ip",
+                                                      "netns",
+                                                      "exec",
+                                                      stem_,
+                                                      "python3",
+                                                      RAVEL_DELAY_LINK,
+                                                      absl::StrCat("d", host),
+                                                      "e",
+                                                      absl::StrCat(time.count()),
+                                                      ready},
+                                        .error_path = scratch.path() + "/log"}));
+  const bool up = Eventually(kStartTime, [&] { return ReadText(ready) == "ready"; });
+  return up ? absl::StatusOr<std::unique_ptr<ChildProcess>>(std::move(process))
+            : absl::UnavailableError(ReadText(scratch.path() + "/log"));
+}
+
 absl::StatusOr<std::unique_ptr<NetworkHosts>> NetworkHosts::Create(int count) {
   const ScratchFolder scratch;
   std::unique_ptr<NetworkHosts> hosts(new NetworkHosts(count));

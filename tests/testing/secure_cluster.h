@@ -43,6 +43,11 @@ class NetworkHosts {
   // none.
   absl::Status Throttle(int host, int64_t bits_per_second) const;
   absl::Status EndThrottle(int host) const;
+  // Frames between a host's second interface and the bridge take that much longer, each way: by
+  // netem, which holds until the host ends, or where the kernel has none by the process that is
+  // returned, which holds while it runs.
+  absl::StatusOr<std::unique_ptr<ChildProcess>> Delay(int host,
+                                                      std::chrono::milliseconds time) const;
 
  private:
   explicit NetworkHosts(int count);

@@ -49,6 +49,10 @@ std::string JobTagText(std::string_view job_uid);
 // "step-0000000020.e7.a2.3f2a9c01.tmp", without a tag "step-0000000020.e7.a2.tmp"
 std::string AttemptName(const AttemptKey& key);
 std::optional<AttemptKey> ParseAttemptName(std::string_view name);
+// Save attempts are below it. An attempt's folder is removed under the name of the attempt that is
+// this much higher: still the name of an attempt, so that one whose removal was cut off is
+// collected with the others, but of none that has valid seals.
+inline constexpr int64_t kRemovedAttempt = 1'000'000;
 
 // "model/shard-00001-model-00001-of-00002.safetensors"; writer and layer count from 1.
 std::string ShardFileName(std::string_view folder, int writer, int layer, int layers);

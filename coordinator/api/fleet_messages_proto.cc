@@ -181,6 +181,7 @@ void WriteStart(const Launch& launch, const StartTrainer& start, v1::StartTraine
   message->set_save_at_start(start.save_at_start);
   message->set_save_at_end(start.save_at_end);
   message->set_save_plan_hash(start.save_plan_hash);
+  message->set_save_attempt(start.save_attempt);
 }
 
 void WriteLaunch(const Launch& launch, v1::Launch* message) {

@@ -191,6 +191,7 @@ struct StartTrainer {
   bool save_at_start = false;
   bool save_at_end = true;
   std::string save_plan_hash = {};
+  int64_t save_attempt = 1;  // in the names of the epoch's saves
 };
 struct Launch {
   std::string job_uid;

@@ -12,6 +12,7 @@
 #include <absl/strings/str_cat.h>
 #include <absl/strings/str_split.h>
 
+#include "common/ckpt/step_layout.h"
 #include "common/crypto.h"
 #include "common/logging.h"
 #include "coordinator/jobs/job_controller.h"
@@ -33,6 +34,22 @@ std::vector<RankPlace> ParseMembers(const std::string& members) {
     places.push_back(std::move(place));
   }
   return places;
+}
+
+// The save attempt of an epoch's saves, from 1 to below ckpt::kRemovedAttempt. A node is in one
+// cluster at a time: two coordinators on copies of one state, which begin the same epoch, have
+// other nodes, and so other names for what their trainers write.
+int64_t SaveAttemptOf(const JobRecord& record, const JobRun& run) {
+  std::string text = absl::StrCat(record.uid, " ", run.epoch);
+  for (const TrainerSlot& slot : run.slots) {
+    absl::StrAppend(&text, " ", slot.place.node_id);
+  }
+  const Sha256Digest digest = Sha256(text);
+  int64_t number = 0;
+  for (size_t byte = 0; byte < 4; ++byte) {
+    number = number * 256 + static_cast<uint8_t>(digest.at(byte));
+  }
+  return 1 + number % (ckpt::kRemovedAttempt - 1);
 }
 
 }  // namespace
@@ -308,6 +325,7 @@ void JobController::NoteUnnamed(const std::string& node_id, const BeatMessage& b
 std::map<std::string, Launch> JobController::MakeLaunches(const Entry& entry) const {
   const JobRun& run = entry.run;
   const JobRecord& record = entry.record;
+  const int64_t save_attempt = SaveAttemptOf(record, run);
   std::map<std::string, Launch> launches;
   for (size_t rank = 0; rank < run.slots.size(); ++rank) {
     const RankPlace& place = run.slots[rank].place;
@@ -330,6 +348,7 @@ std::map<std::string, Launch> JobController::MakeLaunches(const Entry& entry) co
     start.save_at_start = record.spec.checkpoint.at_start && run.restore_step < 0;
     start.save_at_end = true;
     start.save_plan_hash = run.world->save_plan_hash;
+    start.save_attempt = save_attempt;
     launch.trainers.push_back(std::move(start));
   }
   return launches;

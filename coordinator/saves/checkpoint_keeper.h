@@ -59,7 +59,9 @@ struct RestoreQuery {
   bool has_commit = false;      // has, or had: then it never starts from initial weights
   bool has_run = false;         // trainers ran: its folder exists and carries its OWNER
   int64_t rollback_step = -1;   // >= 0: steps above it are moved aside first
-  int64_t rollback_epoch = 0;   // names the folder that they go to
+  // The epoch that is prepared, or the job's when it ended; names the folder that they go to. 0:
+  // the job has had none.
+  int64_t rollback_epoch = 0;
   // The plan of a size, to settle saves with; null: nothing is settled.
   std::function<absl::StatusOr<std::shared_ptr<const PlannedWorld>>(int64_t ranks)> plan = {};
 };

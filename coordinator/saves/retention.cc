@@ -230,24 +230,44 @@ absl::StatusOr<std::vector<int64_t>> RemoveStepsOf(store::ObjectStore& store,
   return removed;
 }
 
+absl::Status WithdrawAttempt(store::ObjectStore& store, const ckpt::AttemptKey& key) {
+  const std::string name = ckpt::AttemptName(key);
+  if (key.attempt > ckpt::kRemovedAttempt) {  // its removal was cut off
+    return store::WithdrawIfThere(store, name);
+  }
+  ckpt::AttemptKey aside = key;
+  aside.attempt += ckpt::kRemovedAttempt;
+  const std::string removed = ckpt::AttemptName(aside);
+  absl::Status renamed = store.PublishIfAbsent(name, removed);
+  if (absl::IsAlreadyExists(renamed)) {
+    RETURN_IF_ERROR(store::WithdrawIfThere(store, removed));
+    renamed = store.PublishIfAbsent(name, removed);
+  }
+  if (absl::IsNotFound(renamed)) {
+    return absl::OkStatus();
+  }
+  RETURN_IF_ERROR(renamed);
+  return store::WithdrawIfThere(store, removed);
+}
+
 absl::StatusOr<std::vector<ckpt::AttemptKey>> CleanAttempts(store::ObjectStore& store,
-                                                            std::optional<uint32_t> job_tag) {
+                                                            std::optional<uint32_t> job_tag,
+                                                            int64_t end_epoch) {
   ASSIGN_OR_RETURN(const std::vector<ckpt::AttemptKey> attempts, ListAttempts(store));
   std::vector<ckpt::AttemptKey> removed;
   for (const ckpt::AttemptKey& key : attempts) {
-    if (key.job_tag == job_tag) {
-      // COMMIT, if there is one, goes first by its name: nobody publishes a half-removed attempt.
-      RETURN_IF_ERROR(store::WithdrawIfThere(store, ckpt::AttemptName(key)));
+    if (key.job_tag == job_tag && key.epoch < end_epoch) {
+      RETURN_IF_ERROR(WithdrawAttempt(store, key));
       removed.push_back(key);
     }
   }
   return removed;
 }
 
-absl::Status CleanAttemptsOf(store::ObjectStore& store, const std::string& job) {
-  RETURN_IF_ERROR(CleanAttempts(store, ckpt::JobTag(job)).status());
+absl::Status CleanAttemptsOf(store::ObjectStore& store, const std::string& job, int64_t end_epoch) {
+  RETURN_IF_ERROR(CleanAttempts(store, ckpt::JobTag(job), end_epoch).status());
   // Attempts of releases before 2 have no job tag in their names: this folder is one job's.
-  return CleanAttempts(store, std::nullopt).status();
+  return CleanAttempts(store, std::nullopt, end_epoch).status();
 }
 
 absl::Status RemoveAllOf(store::ObjectStore& store, const std::string& job) {

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <limits>
 #include <optional>
 #include <set>
 #include <span>
@@ -17,6 +18,8 @@
 #include "coordinator/saves/saves.h"
 
 namespace ravel::coordinator {
+
+inline constexpr int64_t kEveryEpoch = std::numeric_limits<int64_t>::max();
 
 struct RetentionPolicy {
   int64_t keep_last = 3;    // >= 1
@@ -57,12 +60,20 @@ absl::StatusOr<std::vector<int64_t>> RemoveStepsOf(store::ObjectStore& store,
 absl::StatusOr<std::vector<std::string>> MoveStepsAbove(store::ObjectStore& store,
                                                         int64_t step,
                                                         const std::string& aside);
-// Removes the attempts whose names carry this tag (none: those without one): of epochs that are
-// over. Returns what was removed.
+// Removes an attempt's folder, fine when there is none. It gets another name first: where a folder
+// is renamed as a whole (a file system, a ravel-store), a coordinator that publishes the attempt at
+// the same time publishes all of it or finds it gone.
+absl::Status WithdrawAttempt(store::ObjectStore& store, const ckpt::AttemptKey& key);
+// Removes the attempts of epochs below `end_epoch` whose names carry this tag (none: those without
+// one). Returns what was removed.
 absl::StatusOr<std::vector<ckpt::AttemptKey>> CleanAttempts(store::ObjectStore& store,
-                                                            std::optional<uint32_t> job_tag);
-// Attempts of the job; nobody writes any more. Those of other jobs stay.
-absl::Status CleanAttemptsOf(store::ObjectStore& store, const std::string& job);
+                                                            std::optional<uint32_t> job_tag,
+                                                            int64_t end_epoch = kEveryEpoch);
+// Attempts of the job in epochs below `end_epoch`: nobody should write there any more. Later ones
+// are those of a coordinator that knows more than this one. Those of other jobs stay.
+absl::Status CleanAttemptsOf(store::ObjectStore& store,
+                             const std::string& job,
+                             int64_t end_epoch = kEveryEpoch);
 // Steps and attempts of a job that is deleted. Never NotFound: what was listed and went meanwhile,
 // by retention, is looked at again, and Unavailable when that happens too often.
 absl::Status RemoveAllOf(store::ObjectStore& store, const std::string& job);

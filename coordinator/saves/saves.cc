@@ -486,8 +486,18 @@ absl::StatusOr<SettleResult> SettleDescribedAttempt(store::ObjectStore& store,
       return result;
     }
     RETURN_IF_ERROR(clear);
-    RETURN_IF_ERROR(CheckFilesExist(store, attempt, described->manifest()));
-    RETURN_IF_ERROR(RemoveSeals(store, attempt));
+    const absl::Status there = CheckFilesExist(store, attempt, described->manifest());
+    if (absl::IsDataLoss(there)) {
+      // Another coordinator publishes or removes it under our hands.
+      const absl::StatusOr<std::optional<ckpt::CommitRecord>> now = ReadPublished(store, key.step);
+      if (!now.ok() || !*now || !IsSave(**now, job, key)) {
+        result.reason = std::string(there.message());
+        return result;
+      }
+    } else {
+      RETURN_IF_ERROR(there);
+      RETURN_IF_ERROR(RemoveSeals(store, attempt));
+    }
   }
   ASSIGN_OR_RETURN(result.committed, Publish(store, job, key));
   result.state = SettledState::kCommitted;

@@ -146,6 +146,12 @@ absl::StatusOr<std::vector<ckpt::AttemptKey>> NewerAttempts(const ObjectStore& f
   return attempts;
 }
 
+// The epoch below which attempts are this coordinator's own to remove: one that comes back and does
+// not know of its successor leaves what that one's trainers write.
+int64_t EndOfOwn(int64_t epoch) {
+  return epoch <= 1 ? kEveryEpoch : epoch;
+}
+
 // One attempt, if all its seals are there. Their number is the size of the epoch that made it; the
 // hash of the plan in each of them proves it.
 absl::StatusOr<std::optional<SettledSave>> SettleOne(ObjectStore& files,
@@ -394,7 +400,7 @@ absl::StatusOr<RestorePoint> StoreCheckpointKeeper::PrepareRestore(const Checkpo
   ASSIGN_OR_RETURN(std::optional<SettledSave> settled, SettleNewest(files, job, query, now_ms));
   // The epoch that is prepared now: what nodes of earlier ones still write is theirs alone.
   RETURN_IF_ERROR(files.Fence("", ckpt::JobTag(job.uid), query.rollback_epoch));
-  RETURN_IF_ERROR(CleanAttemptsOf(files, job.uid));
+  RETURN_IF_ERROR(CleanAttemptsOf(files, job.uid, EndOfOwn(query.rollback_epoch)));
   if (!query.has_commit) {
     RETURN_IF_ERROR(PinStart(job, 0));
   }
@@ -506,7 +512,7 @@ absl::Status StoreCheckpointKeeper::RemoveAttempt(const CheckpointJob& job, ckpt
   ObjectStore& files = *opened;
   RETURN_IF_ERROR(CheckOurs(files, job));
   key.job_tag = ckpt::JobTag(job.uid);
-  return store::WithdrawIfThere(files, ckpt::AttemptName(key));
+  return WithdrawAttempt(files, key);
 }
 
 absl::StatusOr<std::optional<SettledSave>> StoreCheckpointKeeper::Release(
@@ -526,7 +532,7 @@ absl::StatusOr<std::optional<SettledSave>> StoreCheckpointKeeper::Release(
   RETURN_IF_ERROR(CheckOurs(files, job));
   ASSIGN_OR_RETURN(const std::optional<SettledSave> settled,
                    SettleNewest(files, job, query, clock_->WallMs()));
-  RETURN_IF_ERROR(CleanAttemptsOf(files, job.uid));
+  RETURN_IF_ERROR(CleanAttemptsOf(files, job.uid, EndOfOwn(query.rollback_epoch + 1)));
   return settled;
 }
 

@@ -83,6 +83,22 @@ absl::StatusOr<std::unique_ptr<MiniCluster>> MiniCluster::Start(
   return cluster;
 }
 
+absl::StatusOr<std::unique_ptr<MiniCluster>> MiniCluster::StartCopyOf(const MiniCluster& other) {
+  std::unique_ptr<MiniCluster> cluster(new MiniCluster());
+  cluster->environment_ = other.environment_;
+  cluster->detection_ = other.detection_;
+  std::error_code error;
+  std::filesystem::copy(other.folder() + "/state",
+                        cluster->folder() + "/state",
+                        std::filesystem::copy_options::recursive,
+                        error);
+  if (error) {
+    return absl::InternalError(absl::StrCat("copy of the state: ", error.message()));
+  }
+  RETURN_IF_ERROR(cluster->StartCoordinator("127.0.0.1:0"));
+  return cluster;
+}
+
 MiniCluster::~MiniCluster() {
   workers_.clear();
   coordinator_.reset();

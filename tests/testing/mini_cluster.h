@@ -74,6 +74,9 @@ class MiniCluster {
   // for none of their own.
   static absl::StatusOr<std::unique_ptr<MiniCluster>> Start(
       std::map<std::string, std::string> environment = {}, const std::string& detection = "1s");
+  // A cluster of its own on a copy of another one's state, whose coordinator is dead or stopped
+  // meanwhile: a backup that was restored.
+  static absl::StatusOr<std::unique_ptr<MiniCluster>> StartCopyOf(const MiniCluster& other);
   ~MiniCluster();
 
   const std::string& folder() const { return scratch_.path(); }

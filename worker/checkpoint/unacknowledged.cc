@@ -5,14 +5,9 @@
 namespace ravel::checkpoint {
 namespace {
 
-// Added to the save attempt of a folder that is being removed: still the name of an attempt, so
-// that one whose removal was cut off is collected with the others, but of none that has valid
-// seals.
-constexpr int64_t kRemovedAttempt = 1'000'000;
-
 absl::Status RemoveAttempt(store::ObjectStore& store, const ckpt::AttemptKey& key) {
   ckpt::AttemptKey removed_key = key;
-  removed_key.attempt += kRemovedAttempt;
+  removed_key.attempt += ckpt::kRemovedAttempt;
   const std::string removed = ckpt::AttemptName(removed_key);
   const absl::Status renamed = store.PublishIfAbsent(ckpt::AttemptName(key), removed);
   if (absl::IsNotFound(renamed)) {

@@ -22,7 +22,6 @@ namespace {
 constexpr std::string_view kScheme = "spiffe://";
 constexpr std::string_view kDomain = ".ravel/";
 // worker/checkpoint/unacknowledged adds it to the number of an attempt that it removes.
-constexpr int64_t kRemovedAttempt = 1'000'000;
 
 // A path in an unfinished save.
 struct SavePath {
@@ -78,7 +77,7 @@ bool NodeMay(Act act, const SavePath& save) {
       return save.rest.empty() || (in_data && save.rest.size() == 1);
     case Act::kWithdraw:
       return (in_data && save.rest.size() == 2) ||
-             (save.rest.empty() && save.key.attempt > kRemovedAttempt);
+             (save.rest.empty() && save.key.attempt > ckpt::kRemovedAttempt);
     case Act::kMakeFolders:
       return false;
   }
@@ -166,7 +165,7 @@ absl::Status CheckPublish(const Caller& caller, std::string_view from, std::stri
     return Denied(caller, to);
   }
   ckpt::AttemptKey aside = source->key;
-  aside.attempt += kRemovedAttempt;
+  aside.attempt += ckpt::kRemovedAttempt;
   return aside == target->key ? absl::OkStatus() : Denied(caller, to);
 }
 

@@ -5,6 +5,7 @@
 
 #include "worker/trainer/daemon_link_proto.h"
 
+#include <algorithm>
 #include <optional>
 #include <utility>
 
@@ -36,7 +37,8 @@ absl::StatusOr<Assignment> AssignmentFrom(const v1::StartTrainer& start) {
                            .save_at_start = start.save_at_start(),
                            .save_at_end = start.save_at_end(),
                            .save_plan_hash = start.save_plan_hash(),
-                           .release = start.release()};
+                           .release = start.release(),
+                           .save_attempt = std::max<int64_t>(1, start.save_attempt())};
   auto spec = plan::ParseJob(start.job());
   if (!spec.ok()) {
     return Annotate(spec.status(), "StartTrainer.job");

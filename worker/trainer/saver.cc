@@ -27,8 +27,6 @@
 namespace ravel::trainer {
 namespace {
 
-// A step is saved at most once in an epoch, so the save attempt within it is always the first.
-constexpr int64_t kFirstSaveAttempt = 1;
 // Complete saves that stay in the store while no coordinator answers.
 constexpr int64_t kMostUnanswered = 4;
 constexpr int64_t kMaxTokenizerBytes = int64_t{256} << 20;
@@ -254,7 +252,7 @@ absl::Status Saver::Skip(int64_t step, const optim::ControlWord& agreed) {
   }
   return reporter_.SaveFailed({.step = step,
                                .sequence = served_sequence_,
-                               .attempt = kFirstSaveAttempt,
+                               .attempt = assignment_.save_attempt,
                                .reason = "SaveSkipped",
                                .message = message,
                                .skipped = true});
@@ -296,12 +294,12 @@ absl::Status Saver::Start(int64_t step, const optim::ControlWord& agreed) {
     return WithCode(digests.status(), ExitCode::kDevice);
   }
   // Told first: the result may be there before this thread goes on.
-  RETURN_IF_ERROR(reporter_.SaveStarted(step, served_sequence_, kFirstSaveAttempt));
+  RETURN_IF_ERROR(reporter_.SaveStarted(step, served_sequence_, assignment_.save_attempt));
   box_.SetSaving(true);
   started_step_ = step;
   return WithCode(writer_->Snapshot({.step = step,
                                      .epoch = assignment_.epoch,
-                                     .attempt = kFirstSaveAttempt,
+                                     .attempt = assignment_.save_attempt,
                                      .sequence = served_sequence_,
                                      .optimizer_step = engine_.updates(),
                                      .blobs = Blobs(step),

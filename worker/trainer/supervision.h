@@ -35,6 +35,7 @@ struct Assignment {
   bool save_at_end = false;
   std::string save_plan_hash = {};  // the coordinator's, of this plan; empty: not compared
   std::string release = {};         // of the daemon; empty: not compared
+  int64_t save_attempt = 1;         // in the names of this epoch's saves
 };
 
 struct ProgressReport {

@@ -21,7 +21,6 @@ namespace {
 
 constexpr std::string_view kScheme = "spiffe://";
 constexpr std::string_view kDomain = ".ravel/";
-// worker/checkpoint/unacknowledged adds it to the number of an attempt that it removes.
 
 // A path in an unfinished save.
 struct SavePath {

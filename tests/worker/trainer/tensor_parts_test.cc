@@ -1,8 +1,12 @@
 // Jobs with determinism.tensorParts: the bits of one rank on any number of them, with every
 // strategy, whether or not ranks share layers, and losses close to those of one part.
 
+#include <algorithm>
+#include <bit>
 #include <cmath>
+#include <cstdint>
 #include <cstdio>
+#include <cstdlib>
 #include <filesystem>
 #include <functional>
 #include <map>
@@ -57,12 +61,34 @@ const Recording& OneRank(const std::string& model, int64_t micro_batches) {
   return at->second;
 }
 
+// 64-bit FNV-1a of the bits of losses, weights and moments.
+uint64_t DigestOf(const Recording& run) {
+  uint64_t digest = 0xCBF29CE484222325;
+  const auto add = [&](float value) {
+    digest = (digest ^ std::bit_cast<uint32_t>(value)) * 0x100000001B3;
+  };
+  for (const StepResult& step : run.steps) {
+    add(static_cast<float>(step.loss));
+  }
+  for (const auto* state : {&run.weights, &run.exp_avg, &run.exp_avg_sq}) {
+    for (const auto& [name, values] : *state) {
+      std::for_each(values.begin(), values.end(), add);
+    }
+  }
+  return digest;
+}
+
 class TensorPartsOf : public ::testing::TestWithParam<std::tuple<StrategyCase, const char*>> {};
 
 TEST_P(TensorPartsOf, GiveTheBitsOfOneRank) {
   const auto& [tested, model] = GetParam();
-  EXPECT_EQ(FirstDifference(OneRank(model, tested.micro_batches), RecordParts(tested, model, 4)),
-            "");
+  const Recording run = RecordParts(tested, model, 4);
+  EXPECT_EQ(FirstDifference(OneRank(model, tested.micro_batches), run), "");
+  if (std::getenv("RAVEL_DIGESTS") != nullptr) {  // for a table
+    std::printf("digest %016llx %s\n",
+                static_cast<unsigned long long>(DigestOf(run)),
+                tested.name().c_str());
+  }
 }
 
 std::vector<StrategyCase> Covering() {

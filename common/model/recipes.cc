@@ -35,17 +35,6 @@ bool MayQuantize(const ModelInventory& inventory, const TensorSpec& tensor) {
          inventory.units[tensor.unit].kind == UnitKind::kLayer;
 }
 
-// A gemm of one part reads part of a weight's scales, which lie for the whole.
-absl::Status CheckPathOfParts(const ModelInventory& inventory, GemmPath path) {
-  return !inventory.cut.cuts() || !ReadsBlockScales(path)
-             ? absl::OkStatus()
-             : FieldRefusal("precision.emulation",
-                            absl::StrCat(GemmPathName(GemmPath::kDequantBf16),
-                                         " beside determinism.tensorParts ",
-                                         inventory.cut.parts),
-                            absl::StrCat("gemms by ", GemmPathName(path)));
-}
-
 absl::Status MarkKept(const RecipeSpec& spec,
                       const ModelInventory& inventory,
                       IdVector<TensorId, bool>& kept) {
@@ -182,7 +171,6 @@ absl::Status ApplyRecipe(const RecipeSpec& spec,
                                      " has blocks along tokens"),
                         absl::StrCat(tokens, " tokens"));
   }
-  RETURN_IF_ERROR(CheckPathOfParts(inventory, path));
   IdVector<TensorId, bool> kept(inventory.tensors.size(), false);
   RETURN_IF_ERROR(MarkKept(spec, inventory, kept));
   for (const TensorId id : inventory.tensors.ids()) {
@@ -206,7 +194,6 @@ absl::Status SetRecipes(const IdVector<TensorId, Recipe>& recipes,
                         const MicroBatchShape& micro_batch,
                         ModelInventory& inventory) {
   const int64_t tokens = micro_batch.sequences * micro_batch.sequence_tokens;
-  RETURN_IF_ERROR(CheckPathOfParts(inventory, path));
   for (const TensorId id : inventory.tensors.ids()) {
     TensorSpec& tensor = inventory.tensors[id];
     if (recipes[id] != Recipe::kNone) {

@@ -448,7 +448,7 @@ void PlaceScales(Stream& stream, const PlaceScalesArgs& args) {
           .grid = {FlatGrid(on, args.rows / rows_of_scale * args.columns / edge), 1, 1}},
          PlaceScalesParams{.amax = args.scales.amax.As<uint32_t>(),
                            .to = args.to.data,
-                           .grid_columns = DivCeil(args.columns, edge),
+                           .grid_columns = args.scales.amax.row_stride,
                            .rows = args.rows,
                            .columns = args.columns,
                            .first_row = args.first_row,

@@ -56,6 +56,10 @@ RecordArgs StepsOf(const TensorMesh& mesh) {
   if (mesh.recipe != Recipe::kNone) {
     args.spec.compute = ComputeType::kBF16;
     args.spec.recipe = {.recipe = mesh.recipe, .keep_bf16 = {}, .history = 3};
+    if (mesh.recipe == Recipe::kFloat8Block) {  // parts are whole blocks of 128
+      args.spec.model->head_dim = 128;
+      args.spec.model->intermediate_size = 512;
+    }
     if (!mesh.of_codes) {
       args.spec.recipe.emulation = {plan::GemmPath::kDequantBf16};
     }
@@ -132,6 +136,14 @@ std::vector<TensorMesh> Meshes() {
       {.strategy = {.strategy = "ZeRO2", .tensor = 4},
        .model = "recipes_gpt2",
        .recipe = Recipe::kDelayed,
+       .of_codes = true},
+      {.strategy = {.strategy = "ZeRO3", .width = 2, .tensor = 2},
+       .model = "recipes",
+       .recipe = Recipe::kFloat8Block,
+       .of_codes = true},
+      {.strategy = {.strategy = "ZeRO2", .tensor = 4, .sequence = true},
+       .model = "recipes",
+       .recipe = Recipe::kMxFp8,
        .of_codes = true}};
 }
 

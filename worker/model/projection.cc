@@ -133,7 +133,7 @@ Projection::Operand Projection::Codes(kernels::Stream& stream,
   operand.matrix.dtype = DType::kU8;
   const kernels::WeightScales& scales = memory.scales[parts_[block.first].weight].weight;
   if (OfBlocks(memory, block.first)) {
-    operand.scale = PlacedScales(stream, memory, block, inner);
+    operand.scale = block.in_parts ? TensorView() : PlacedScales(stream, memory, block, inner);
     operand.form = kernels::WeightScaleForm(scales.recipe);
   } else {
     operand.scale = ScaleAt(memory.workspace[scratch_->scales], kWeightScale + block.scale);

@@ -99,6 +99,7 @@ class Projection {
     // Where several are made at once: elements of the scratch and scales before those of this one.
     int64_t scratch = 0;
     int64_t scale = 0;
+    bool in_parts = false;  // scales of blocks are then made by SliceOf
   };
   std::vector<Block> Blocks(const std::vector<TensorView>& views) const;
   // Outputs of one map: columns of y, from output `row` of the weight on.
@@ -131,6 +132,22 @@ class Projection {
   std::vector<Operand> Weights(kernels::Stream& stream,
                                const UnitMemory& memory,
                                kernels::BlocksAlong inner) const;
+  // What the product of one part reads of a part's weight: [first, first + count) of what it sums
+  // over, which is `inner` of the stored matrix.
+  struct Slice {
+    size_t part = 0;
+    kernels::BlocksAlong inner = kernels::BlocksAlong::kColumns;
+    int64_t first = 0;
+    int64_t count = 0;
+  };
+  Operand SliceOf(kernels::Stream& stream,
+                  const UnitMemory& memory,
+                  const Operand& weight,
+                  const Slice& slice) const;
+  // True where what a gemm sums over lies along the columns of its operand.
+  bool SumsColumns(const UnitMemory& memory, size_t part, kernels::BlocksAlong inner) const {
+    return inner == kernels::BlocksAlong::kColumns || OfCodes(memory, part);
+  }
   struct MemberArgs {
     const WeightGradientArgs& all;
     const Operand& x;  // quantized, if any member is

@@ -73,6 +73,7 @@ std::vector<Projection::Operand> Projection::Weights(kernels::Stream& stream,
   for (Block& block : Blocks(memory.weights)) {
     block.scratch = scratch;
     block.scale = static_cast<int64_t>(block.first);
+    block.in_parts = true;
     const Operand whole = Weight(stream, memory, block, inner);
     const bool turned = OfCodes(memory, block.first) && inner == kernels::BlocksAlong::kRows;
     int64_t row = 0;
@@ -91,13 +92,50 @@ std::vector<Projection::Operand> Projection::Weights(kernels::Stream& stream,
   return of_parts;
 }
 
+// Scales that gemms of codes read for each block lie as a gemm's whole operand has them, so those
+// of a slice are placed anew, from its part of the grid.
+Projection::Operand Projection::SliceOf(kernels::Stream& stream,
+                                        const UnitMemory& memory,
+                                        const Operand& weight,
+                                        const Slice& slice) const {
+  Operand sliced = weight;
+  sliced.matrix = SumsColumns(memory, slice.part, slice.inner)
+                      ? ColumnsOf(weight.matrix, slice.first, slice.count)
+                      : RowsOf(weight.matrix, slice.first, slice.count);
+  if (OfBlocks(memory, slice.part)) {
+    kernels::WeightScales scales = memory.scales[parts_[slice.part].weight].weight;
+    const TensorView& codes = memory.weights[parts_[slice.part].weight];
+    const int64_t edge = plan::BlockEdge(scales.recipe);
+    const bool of_rows = slice.inner == kRows;
+    const int64_t rows = of_rows ? slice.count : codes.size[0];
+    const int64_t columns = of_rows ? codes.size[1] : slice.count;
+    const int64_t first = DivExact(slice.first, edge);
+    const int64_t count = DivExact(slice.count, edge);
+    scales.amax =
+        of_rows ? RowsOf(scales.amax, first, count) : ColumnsOf(scales.amax, first, count);
+    sliced.scale =
+        Carve(memory.workspace[*scratch_->weight_scales],
+              1,
+              ScaleBytes(weight.form, of_rows ? columns : rows, of_rows ? rows : columns));
+    kernels::PlaceScales(stream,
+                         {.scales = scales,
+                          .inner = slice.inner,
+                          .rows = rows,
+                          .columns = columns,
+                          .first_row = 0,
+                          .all_rows = rows,
+                          .to = sliced.scale});
+  }
+  return sliced;
+}
+
 std::vector<TensorView> Projection::ForwardParts(kernels::Stream& stream,
                                                  const PartArgs& args) const {
   CHECK_MSG(parts_.size() == 1, "a row layer is one matrix");
   const bool output_first = layout_ == MatrixLayout::kOutputInput;
   const bool quantized = Quantized(args.memory, 0);
-  const Operand weight = Weights(stream, args.memory, output_first ? kColumns : kRows)[0];
-  const bool in_columns = output_first || OfCodes(args.memory, 0);  // what the product sums over
+  const kernels::BlocksAlong inner = output_first ? kColumns : kRows;
+  const Operand whole = Weights(stream, args.memory, inner)[0];
   const bool fast = quantized && args.memory.scales[parts_[0].weight].fast_forward;
   const int64_t inputs = args.from.size[1] / sums_.cut().local_parts();
   return sums_.Products(
@@ -109,14 +147,18 @@ std::vector<TensorView> Projection::ForwardParts(kernels::Stream& stream,
         if (quantized) {
           x = Activation(stream, {.memory = args.memory, .from = x.matrix});
         }
+        const Operand weight = SliceOf(
+            stream, args.memory, whole, {.inner = inner, .first = part * inputs, .count = inputs});
+        const bool turned = SumsColumns(args.memory, 0, inner);
         kernels::Gemm(stream,
                       {.a = x.matrix,
-                       .b = in_columns ? ColumnsOf(weight.matrix, part * inputs, inputs)
-                                       : RowsOf(weight.matrix, part * inputs, inputs),
-                       .transpose_b = in_columns ? Transpose::kYes : Transpose::kNo,
+                       .b = weight.matrix,
+                       .transpose_b = turned ? Transpose::kYes : Transpose::kNo,
                        .c = to,
                        .scale_a = x.scale,
                        .scale_b = weight.scale,
+                       .form_a = x.form,
+                       .form_b = weight.form,
                        .fast_accumulation = fast});
       });
 }
@@ -134,15 +176,13 @@ std::vector<TensorView> Projection::InputGradientParts(kernels::Stream& stream,
                                                        const PartArgs& args) const {
   const bool output_first = layout_ == MatrixLayout::kOutputInput;
   const int64_t parts = sums_.cut().local_parts();
-  const std::vector<Operand> weights =
-      Weights(stream, args.memory, output_first ? kRows : kColumns);
-  const bool turned = output_first && OfCodes(args.memory, 0);
-  const int64_t inputs = weights[0].matrix.size[output_first && !turned ? 1 : 0];
+  const kernels::BlocksAlong inner = output_first ? kRows : kColumns;
+  const std::vector<Operand> weights = Weights(stream, args.memory, inner);
+  const int64_t inputs = weights[0].matrix.size[SumsColumns(args.memory, 0, inner) ? 0 : 1];
   const auto product = [&](const Member& member, int64_t part, int64_t column, TensorView to) {
     const int64_t share = member.columns * member.sharing / parts;
     const int64_t row = member.row + part / member.sharing * share;
     const bool quantized = Quantized(args.memory, member.part);
-    const bool in_columns = !output_first || OfCodes(args.memory, member.part);
     Operand dy = {.matrix = ColumnsOf(args.from, column + part * share, share), .scale = {}};
     if (quantized) {
       dy = Activation(stream,
@@ -152,16 +192,23 @@ std::vector<TensorView> Projection::InputGradientParts(kernels::Stream& stream,
                        .role = kernels::ActivationRole::kGradient,
                        .piece = PieceOf(member, part)});
     }
-    const Operand& weight = weights[member.part];
+    const Operand weight =
+        SliceOf(stream,
+                args.memory,
+                weights[member.part],
+                {.part = member.part, .inner = inner, .first = row, .count = share});
+    const bool turned = SumsColumns(args.memory, member.part, inner);
     kernels::Gemm(
         stream,
         {.a = dy.matrix,
-         .b = in_columns ? ColumnsOf(weight.matrix, row, share) : RowsOf(weight.matrix, row, share),
-         .transpose_b = in_columns ? Transpose::kYes : Transpose::kNo,
+         .b = weight.matrix,
+         .transpose_b = turned ? Transpose::kYes : Transpose::kNo,
          .c = to,
          .output = column == 0 ? Output::kOverwrite : Output::kAccumulate,
          .scale_a = dy.scale,
          .scale_b = weight.scale,
+         .form_a = dy.form,
+         .form_b = weight.form,
          .fast_accumulation =
              quantized && args.memory.scales[parts_[member.part].weight].fast_input_gradient});
   };
@@ -194,7 +241,9 @@ void Projection::MemberGradient(kernels::Stream& stream,
                    .c = to,
                    .output = args.all.gradients.output,
                    .scale_a = first.scale,
-                   .scale_b = second.scale});
+                   .scale_b = second.scale,
+                   .form_a = first.form,
+                   .form_b = second.form});
   };
   if (!Quantized(args.all.memory, member.part)) {
     gemm({.matrix = args.all.x, .scale = {}}, {.matrix = args.dy, .scale = {}}, false, args.to);
@@ -266,11 +315,11 @@ void Projection::InputPartGradients(kernels::Stream& stream, const WeightGradien
   if (dw.present()) {
     const bool output_first = layout_ == MatrixLayout::kOutputInput;
     const bool turned = OfCodes(args.memory, 0);
-    const Operand dy = GradientOfAll(stream,
-                                     {.memory = args.memory,
-                                      .from = args.dy,
-                                      .role = kernels::ActivationRole::kGradient,
-                                      .along = kRows});
+    const Operand dy = Activation(stream,
+                                  {.memory = args.memory,
+                                   .from = args.dy,
+                                   .role = kernels::ActivationRole::kGradient,
+                                   .along = kRows});
     const int64_t parts = sums_.cut().local_parts();
     const int64_t inputs = DivExact(args.x.size[1], parts);
     for (int64_t part = 0; part < parts; ++part) {
@@ -289,7 +338,9 @@ void Projection::InputPartGradients(kernels::Stream& stream, const WeightGradien
                                        : RowsOf(dw, part * inputs, inputs),
                      .output = args.gradients.output,
                      .scale_a = first.scale,
-                     .scale_b = second.scale});
+                     .scale_b = second.scale,
+                     .form_a = first.form,
+                     .form_b = second.form});
     }
   }
   BiasGradients(stream, args);

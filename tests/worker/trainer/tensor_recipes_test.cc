@@ -145,16 +145,5 @@ TEST(TensorRecipesPlan, RefusesPartsThatAreNotWholeBlocks) {
                                ::testing::HasSubstr("multiples of 128")));
 }
 
-TEST(TensorRecipesPlan, RefusesGemmsOfBlockScalesOnDevices) {
-  const StrategyCase tested = {.strategy = "ZeRO3", .tensor = 2};
-  plan::JobSpec spec = ArgsOf(tested, RecipeJob(tested, "llama", plan::Recipe::kFloat8Block)).spec;
-  spec.cpu_devices = false;
-  EXPECT_THAT(RefusalOf(spec),
-              ::testing::AllOf(::testing::HasSubstr("precision.emulation"),
-                               ::testing::HasSubstr("dequant_bf16")));
-  spec.recipe.emulation = {plan::GemmPath::kDequantBf16};
-  EXPECT_EQ(RefusalOf(spec), "");
-}
-
 }  // namespace
 }  // namespace ravel::trainer

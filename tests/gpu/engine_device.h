@@ -9,6 +9,7 @@
 #include <absl/strings/match.h>
 #include <gtest/gtest.h>
 
+#include "common/model/gemm_paths.h"
 #include "common/status.h"
 #include "kernels/cuda_host/cuda_device.h"
 
@@ -26,6 +27,15 @@ class GpuEngine : public ::testing::Test {
   }
   static kernels::CudaGpu& gpu() { return **EngineDevice(); }
   static bool emulated() { return absl::StrContains(gpu().properties().name, "Emulated"); }
+  // Why the device has no gemms of this recipe's codes, if it has none.
+  static absl::Status CheckCodes(plan::Recipe recipe) {
+    const kernels::CudaDevice& device = gpu().properties();
+    return plan::CheckGemmPath(plan::PathOfCodes(recipe),
+                               {.name = device.name,
+                                .compute_major = device.compute_major,
+                                .compute_minor = device.compute_minor,
+                                .cublas_lt_version = gpu().cublas_version()});
+  }
   // Number of steps of a curve of `all` that are compared: on an emulated device the first 10,
   // since a step takes 0.1 s there.
   static int64_t ComparedSteps(int64_t all) {

@@ -112,12 +112,7 @@ class GpuRecipes : public GpuEngine, public ::testing::WithParamInterface<Recipe
     if (IsSkipped() || !GetParam().of_codes) {
       return;
     }
-    const kernels::CudaDevice& device = gpu().properties();
-    const absl::Status checked = plan::CheckGemmPath(plan::PathOfCodes(GetParam().recipe),
-                                                     {.name = device.name,
-                                                      .compute_major = device.compute_major,
-                                                      .compute_minor = device.compute_minor,
-                                                      .cublas_lt_version = gpu().cublas_version()});
+    const absl::Status checked = CheckCodes(GetParam().recipe);
     if (!checked.ok()) {
       GTEST_SKIP() << checked;
     }

@@ -82,12 +82,7 @@ class GpuTensor : public GpuEngine, public ::testing::WithParamInterface<TensorM
 TEST_P(GpuTensor, MeshesHaveTheBitsOfOneRank) {
   const TensorMesh& mesh = GetParam();
   if (mesh.of_codes) {
-    const kernels::CudaDevice& device = gpu().properties();
-    const absl::Status checked = plan::CheckGemmPath(plan::PathOfCodes(mesh.recipe),
-                                                     {.name = device.name,
-                                                      .compute_major = device.compute_major,
-                                                      .compute_minor = device.compute_minor,
-                                                      .cublas_lt_version = gpu().cublas_version()});
+    const absl::Status checked = CheckCodes(mesh.recipe);
     if (!checked.ok()) {
       GTEST_SKIP() << checked;
     }

@@ -452,6 +452,23 @@ void Projection::InputGradient(kernels::Stream& stream, const InputGradientArgs&
   CHECK_EQ(column, args.dy.size[1]);
 }
 
+void Projection::AddProduct(kernels::Stream& stream, const ProductArgs& args) const {
+  const bool rows_are_outputs = layout_ == MatrixLayout::kOutputInput;
+  const Operand& first = rows_are_outputs ? args.dy : args.x;
+  const Operand& second = rows_are_outputs ? args.x : args.dy;
+  kernels::Gemm(stream,
+                {.a = first.matrix,
+                 .transpose_a = args.turned ? Transpose::kNo : Transpose::kYes,
+                 .b = second.matrix,
+                 .transpose_b = args.turned ? Transpose::kYes : Transpose::kNo,
+                 .c = args.to,
+                 .output = args.output,
+                 .scale_a = first.scale,
+                 .scale_b = second.scale,
+                 .form_a = first.form,
+                 .form_b = second.form});
+}
+
 void Projection::WeightGradient(kernels::Stream& stream, const WeightGradientArgs& args) const {
   const bool of_parts = sums_.cuts() && FirstQuantized(args.memory).has_value();
   if (of_parts && inputs_cut_) {
@@ -475,23 +492,13 @@ void Projection::WeightGradient(kernels::Stream& stream, const WeightGradientArg
   for (const Block& block : Blocks(args.gradients.views)) {
     const Operand in =
         Quantized(args.memory, block.first) ? x : Operand{.matrix = args.x, .scale = {}};
-    const bool turned = OfCodes(args.memory, block.first);  // already
-    const bool rows_are_outputs = layout_ == MatrixLayout::kOutputInput;
     if (block.matrix.present()) {
-      const Operand dy = GradientOf(stream, gradient, all, block, column);
-      const Operand& first = rows_are_outputs ? dy : in;
-      const Operand& second = rows_are_outputs ? in : dy;
-      kernels::Gemm(stream,
-                    {.a = first.matrix,
-                     .transpose_a = turned ? Transpose::kNo : Transpose::kYes,
-                     .b = second.matrix,
-                     .transpose_b = turned ? Transpose::kYes : Transpose::kNo,
-                     .c = block.matrix,
-                     .output = args.gradients.output,
-                     .scale_a = first.scale,
-                     .scale_b = second.scale,
-                     .form_a = first.form,
-                     .form_b = second.form});
+      AddProduct(stream,
+                 {.x = in,
+                  .dy = GradientOf(stream, gradient, all, block, column),
+                  .turned = OfCodes(args.memory, block.first),
+                  .to = block.matrix,
+                  .output = args.gradients.output});
     }
     column += block.columns;
   }

@@ -132,6 +132,15 @@ class Projection {
   std::vector<Operand> Weights(kernels::Stream& stream,
                                const UnitMemory& memory,
                                kernels::BlocksAlong inner) const;
+  // dw (=|+=) x^T * dy, or dy^T * x.
+  struct ProductArgs {
+    Operand x;
+    Operand dy;
+    bool turned = false;  // both are of codes, transposed already
+    TensorView to;
+    kernels::Output output = kernels::Output::kOverwrite;
+  };
+  void AddProduct(kernels::Stream& stream, const ProductArgs& args) const;
   // What the product of one part reads of a part's weight: [first, first + count) of what it sums
   // over, which is `inner` of the stored matrix.
   struct Slice {

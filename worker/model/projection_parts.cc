@@ -230,23 +230,13 @@ void Projection::MemberGradient(kernels::Stream& stream,
                                 const Member& member,
                                 const MemberArgs& args) const {
   const bool output_first = layout_ == MatrixLayout::kOutputInput;
-  const auto gemm = [&](const Operand& x, const Operand& dy, bool turned, TensorView to) {
-    const Operand& first = output_first ? dy : x;
-    const Operand& second = output_first ? x : dy;
-    kernels::Gemm(stream,
-                  {.a = first.matrix,
-                   .transpose_a = turned ? Transpose::kNo : Transpose::kYes,
-                   .b = second.matrix,
-                   .transpose_b = turned ? Transpose::kYes : Transpose::kNo,
-                   .c = to,
-                   .output = args.all.gradients.output,
-                   .scale_a = first.scale,
-                   .scale_b = second.scale,
-                   .form_a = first.form,
-                   .form_b = second.form});
-  };
+  const kernels::Output output = args.all.gradients.output;
   if (!Quantized(args.all.memory, member.part)) {
-    gemm({.matrix = args.all.x, .scale = {}}, {.matrix = args.dy, .scale = {}}, false, args.to);
+    AddProduct(stream,
+               {.x = {.matrix = args.all.x, .scale = {}},
+                .dy = {.matrix = args.dy, .scale = {}},
+                .to = args.to,
+                .output = output});
     return;
   }
   const int64_t parts = sums_.cut().local_parts();
@@ -259,11 +249,13 @@ void Projection::MemberGradient(kernels::Stream& stream,
                                    .role = kernels::ActivationRole::kGradient,
                                    .along = kRows,
                                    .piece = PieceOf(member, part)});
-    gemm(args.x,
-         dy,
-         OfCodes(args.all.memory, member.part),
-         output_first ? RowsOf(args.to, part * share, share)
-                      : ColumnsOf(args.to, part * share, share));
+    AddProduct(stream,
+               {.x = args.x,
+                .dy = dy,
+                .turned = OfCodes(args.all.memory, member.part),
+                .to = output_first ? RowsOf(args.to, part * share, share)
+                                   : ColumnsOf(args.to, part * share, share),
+                .output = output});
   }
 }
 
@@ -314,7 +306,6 @@ void Projection::InputPartGradients(kernels::Stream& stream, const WeightGradien
   const TensorView& dw = args.gradients.views[parts_[0].weight];
   if (dw.present()) {
     const bool output_first = layout_ == MatrixLayout::kOutputInput;
-    const bool turned = OfCodes(args.memory, 0);
     const Operand dy = Activation(stream,
                                   {.memory = args.memory,
                                    .from = args.dy,
@@ -327,20 +318,13 @@ void Projection::InputPartGradients(kernels::Stream& stream, const WeightGradien
                                    {.memory = args.memory,
                                     .from = ColumnsOf(args.x, part * inputs, inputs),
                                     .along = kRows});
-      const Operand& first = output_first ? dy : x;
-      const Operand& second = output_first ? x : dy;
-      kernels::Gemm(stream,
-                    {.a = first.matrix,
-                     .transpose_a = turned ? Transpose::kNo : Transpose::kYes,
-                     .b = second.matrix,
-                     .transpose_b = turned ? Transpose::kYes : Transpose::kNo,
-                     .c = output_first ? ColumnsOf(dw, part * inputs, inputs)
-                                       : RowsOf(dw, part * inputs, inputs),
-                     .output = args.gradients.output,
-                     .scale_a = first.scale,
-                     .scale_b = second.scale,
-                     .form_a = first.form,
-                     .form_b = second.form});
+      AddProduct(stream,
+                 {.x = x,
+                  .dy = dy,
+                  .turned = OfCodes(args.memory, 0),
+                  .to = output_first ? ColumnsOf(dw, part * inputs, inputs)
+                                     : RowsOf(dw, part * inputs, inputs),
+                  .output = args.gradients.output});
     }
   }
   BiasGradients(stream, args);

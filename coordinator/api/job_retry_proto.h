@@ -1,6 +1,6 @@
 #pragma once
 
-// What a retry changes in a job (RetryJobRequest).
+// The changes that a retry makes in a job (RetryJobRequest).
 
 #include <vector>
 

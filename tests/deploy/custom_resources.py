@@ -32,7 +32,7 @@ SPECS = {
 }
 METADATA = {"name!": NAME, "namespace!": NAME, "labels!": MAP, "annotations": MAP}
 CLUSTER_KINDS = {"Namespace", "ClusterRole", "ClusterRoleBinding", "ClusterTrainingRuntime"}
-# Of kube-rbac-proxy, those that may be used here.
+# The flags of kube-rbac-proxy that may be used here.
 PROXY_FLAGS = {"--secure-listen-address", "--upstream", "--allow-paths", "--tls-cert-file", "--tls-private-key-file", "--tls-min-version",
                "--client-ca-file", "--auth-token-audiences", "--proxy-endpoints-port"}
 # Secrets that the administrator makes (deploy/README.md).

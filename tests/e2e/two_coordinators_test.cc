@@ -95,7 +95,7 @@ class TwoCoordinatorsTest : public ::testing::TestWithParam<std::string> {
       ASSERT_EQ(next_->StartWorker(name, next_->HoldFaults()), absl::OkStatus());
     }
   }
-  // What each commit is, by its step, as ravelctl reads it from the store.
+  // Commits by their step, as ravelctl reads them from the store.
   std::map<int64_t, std::string> Commits(MiniCluster& cluster) const {
     std::map<int64_t, std::string> commits;
     for (int64_t step = kSaveEvery; step <= kLastStep; step += kSaveEvery) {

@@ -26,7 +26,7 @@ class NetworkHosts {
 
   std::string Address(int host) const;
   std::string AddressV6(int host) const;
-  // Of the host's second interface, eth1, on a bridge of its own.
+  // The host's second interface, eth1, is on a bridge of its own and has this address.
   std::string DataAddress(int host) const;
   // Hosts of this list reach each other at DataAddress alone.
   absl::Status PartControl(const std::vector<int>& hosts) const;

@@ -17,7 +17,8 @@ struct GlooOptions {
   int size = 1;
   Rendezvous rendezvous;
   std::string host_address;
-  // Of the sockets on which this rank waits for its peers: one for each, until all are connected.
+  // The sockets on which this rank waits for its peers have these: one for each, until all are
+  // connected.
   PortRange ports = {};
   std::chrono::milliseconds timeout = std::chrono::seconds(30);
 };

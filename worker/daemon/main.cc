@@ -72,7 +72,8 @@ absl::StatusOr<HostPort> ParseCoordinator(const std::string& text) {
   return coordinator;
 }
 
-// By which interface and ports trainers of other hosts reach this host's, as far as flags say so.
+// Sets the interface and ports by which trainers of other hosts reach this host's, as far as flags
+// say so.
 absl::Status SetDataNetwork(const Flags& flags, DaemonOptions& options) {
   options.data_address = flags.advertise;
   if (!flags.data_ports.empty()) {

@@ -96,7 +96,8 @@ class Projection {
     int64_t columns = 0;
     size_t first = 0;  // part
     size_t parts = 1;
-    // Where several are made at once: elements of the scratch and scales before those of this one.
+    // Several that are made at once lie apart: elements of the scratch and scales before this
+    // one's.
     int64_t scratch = 0;
     int64_t scale = 0;
     bool in_parts = false;  // scales of blocks are then made by SliceOf
@@ -112,9 +113,10 @@ class Projection {
   void AddMembers(const Members& members);
   void TakeApart(const Members& members);
   bool SharesHeads() const { return members_.back().sharing > 1; }
-  // Of layers whose outputs are cut, where parts share heads or are quantized by themselves.
+  // Gradients of layers whose outputs are cut, where parts share heads or are quantized by
+  // themselves.
   void MemberGradients(kernels::Stream& stream, const WeightGradientArgs& args) const;
-  // Of layers whose inputs are cut, and quantized part by part.
+  // Gradients of layers whose inputs are cut, and quantized part by part.
   void InputPartGradients(kernels::Stream& stream, const WeightGradientArgs& args) const;
   void BiasGradients(kernels::Stream& stream, const WeightGradientArgs& args) const;
   // Of weights: the matrix of a block as gemms read it, decoded where it is of codes.
@@ -141,8 +143,8 @@ class Projection {
     kernels::Output output = kernels::Output::kOverwrite;
   };
   void AddProduct(kernels::Stream& stream, const ProductArgs& args) const;
-  // What the product of one part reads of a part's weight: [first, first + count) of what it sums
-  // over, which is `inner` of the stored matrix.
+  // The product of one part reads [first, first + count) of what it sums over, which is `inner` of
+  // the stored matrix.
   struct Slice {
     size_t part = 0;
     kernels::BlocksAlong inner = kernels::BlocksAlong::kColumns;

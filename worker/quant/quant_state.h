@@ -113,7 +113,7 @@ class QuantState {
 
  private:
   TensorView Word(int64_t word) const;
-  // Of all blocks of a matrix, those in this rank's part of it.
+  // The amaxes of the blocks in this rank's part of a matrix.
   TensorView GridOf(const plan::QuantTensor& of) const;
   // The scale of a slot's codes, and that of its next cast; 0: its history is empty.
   float* CastScale(int64_t slot) const;

@@ -382,6 +382,16 @@ Result OnCoordinatorRestarted(const JobRecord& job, const JobEvent& event) {
       .Take();
 }
 
+// The part of a retry's message that says what it changes.
+std::string ChangesOf(const plan::JobSpec& before, const plan::JobSpec& after) {
+  const bool allows = after.checkpoint.allow_numerics_change;
+  return absl::StrCat(
+      allows && !before.checkpoint.allow_numerics_change ? ", with other numerics allowed" : "",
+      after.tensor == before.tensor
+          ? ""
+          : absl::StrCat(", with parallelism.tensor ", after.tensor, " after ", before.tensor));
+}
+
 Result OnRetry(const JobRecord& job, const JobEvent& event) {
   if (job.state != JobState::kFailed && job.state != JobState::kCancelled) {
     return std::nullopt;
@@ -407,7 +417,7 @@ Result OnRetry(const JobRecord& job, const JobEvent& event) {
                    "); goes on from ",
                    job.committed_step < 0 ? "its beginning"
                                           : absl::StrCat("the commit of step ", job.committed_step),
-                   event.changed_spec ? ", with other numerics allowed" : "");
+                   ChangesOf(job.spec, next.spec));
   return builder.To(JobState::kQueued, "RetryRequested", message)
       .Emit("Retried", "UserRequest", message)
       .Take();

@@ -2,6 +2,7 @@
 // groups, with any strategy, over any transport, and across restarts that change both. A group
 // that has lost a trainer is let go, and whole groups go on.
 
+#include <algorithm>
 #include <chrono>
 #include <cstdlib>
 #include <map>
@@ -167,6 +168,11 @@ TEST_F(TensorRanksTest, AnotherTryGoesOnWithOtherGroups) {
   const absl::StatusOr<JobView> view = cluster_->Get(job.name);
   ASSERT_TRUE(view.ok());
   EXPECT_EQ(*cluster_->StateDigest(view->committed_path), Alone().digest);
+  const absl::StatusOr<std::vector<EventRow>> events = cluster_->Events(job.name);
+  ASSERT_TRUE(events.ok()) << events.status();
+  EXPECT_TRUE(std::any_of(events->begin(), events->end(), [](const EventRow& event) {
+    return event.message.ends_with("with parallelism.tensor 1 after 2");
+  }));
 }
 
 // A job of 2 x 2 loses a trainer and has no device in its place.

@@ -139,20 +139,24 @@ TEST_F(CheckpointSafetyTest, AnotherTryMayShareLayersAmongOtherNumbersOfRanks) {
   ASSERT_EQ(Job().state, JobState::kFailed);
   world_.keeper.numerics_change.clear();
   const std::vector<int64_t> sizes = Job().spec.elastic.sizes;
-  const RetryDraft draft = {
-      .request_id = "shared",
-      .sharing =
-          RetryDraft::Sharing{.tensor = 1, .device_count = Job().spec.device_count, .sizes = sizes},
-      .canonical = "canonical of one"};
+  const RetryDraft draft = {.request_id = "shared",
+                            .sharing = RetryDraft::Sharing{.tensor = 2,
+                                                           .sequence_parallel = true,
+                                                           .device_count = Job().spec.device_count,
+                                                           .sizes = sizes},
+                            .canonical = "canonical of one"};
   ASSERT_TRUE(world_.Retry({"default", "job"}, draft).ok());
   world_.Advance(10'000);
-  EXPECT_EQ(Job().state, JobState::kRunning);
+  EXPECT_EQ(Job().state, JobState::kQueued) << "one device is no group of two";
   EXPECT_EQ(Job().canonical, "canonical of one");
-  EXPECT_EQ(FirstStepOfLastLaunch(), 10);
+  EXPECT_EQ(Job().spec.tensor, 2) << "what is planned, not only what is shown";
+  EXPECT_TRUE(Job().spec.sequence_parallel);
+  EXPECT_EQ(Job().spec.elastic.sizes, sizes);
+  EXPECT_FALSE(Job().spec.checkpoint.allow_numerics_change);
   // The same request is the same answer; another change under its name is refused.
   EXPECT_TRUE(world_.Retry({"default", "job"}, draft).ok());
   RetryDraft other = draft;
-  other.sharing->tensor = 2;
+  other.sharing->tensor = 4;
   EXPECT_FALSE(world_.Retry({"default", "job"}, other).ok());
 }
 

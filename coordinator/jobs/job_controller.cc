@@ -204,6 +204,9 @@ void JobController::LookAt(Entry& entry, int64_t now_ms) {
   entry.refused = false;
   SaveGoodput(entry);
   Pump(entry.record.uid);
+  if (entry.retention.Due(now_ms)) {
+    Retain(entry, false);
+  }
   if (!IsTerminal(entry.record.state)) {
     Reconcile(entry);
   }

@@ -37,6 +37,7 @@
 #include "coordinator/jobs/job_run.h"
 #include "coordinator/jobs/job_state_machine.h"
 #include "coordinator/jobs/planner.h"
+#include "coordinator/jobs/retention_turn.h"
 #include "coordinator/jobs/scheduler.h"
 #include "coordinator/jobs/wall_deadline.h"
 #include "coordinator/jobs/work_pools.h"
@@ -211,6 +212,7 @@ class JobController {
     bool deleting = false;        // its checkpoints are being removed
     int64_t delete_after_ms = 0;  // wall time: not before, after a failed try
     int64_t swept_ms = 0;         // wall time
+    RetentionTurn retention;
     std::optional<EpochRecord> launched;  // the newest epoch that was launched
     int64_t epoch_floor = 0;              // highest epoch of the job that a node has heard of
     int preparing = 0;    // looks at its steps on the pool; the next launch waits for them
@@ -336,6 +338,9 @@ class JobController {
   void RenewHorizon(Entry& entry);
 
   // job_controller_retention.cc: what goes away again.
+  // `save_after`: a save that found no space is asked for again if steps could be deleted.
+  void Retain(Entry& entry, bool save_after);
+  void OnRetained(Entry& entry, const absl::StatusOr<std::vector<int64_t>>& deleted);
   bool IsQuiet(const Entry& entry) const;
   // If it is wanted and can be done now. The entry may be gone afterwards.
   void TryDelete(Entry& entry);
@@ -528,8 +533,6 @@ class JobController {
   absl::StatusOr<OperationRecord> BeginOperation(Entry& entry);
   // Fails the operations whose deadline has passed; each says what used the time.
   void ExpireOperations();
-  // `save_after`: a save that found no space is asked for again if steps could be deleted.
-  void Retain(Entry& entry, bool save_after);
 
   // job_controller_checkpoints.cc: the checkpoint store against the record.
   void OnCorruptCheckpoint(Entry& entry, const FailureCause& cause);

@@ -126,6 +126,7 @@ void JobController::NoteSettled(Entry& entry, const SettledSave& settled) {
   step.event.step = save.step;
   step.event.path = save.path;
   step.extra.saves.push_back(std::move(save));
+  step.after = [this, uid = entry.record.uid] { Retain(entries_.at(uid), false); };
   Do(entry, std::move(step));
 }
 

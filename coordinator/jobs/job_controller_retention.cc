@@ -95,6 +95,67 @@ JobController::Step JobController::DeleteStep(const std::string& uid, const Dele
   return step;
 }
 
+void JobController::Retain(Entry& entry, bool save_after) {
+  if (entry.record.rollback_step >= 0) {
+    return;  // the steps above it are not the newest any more: the next launch moves them aside
+  }
+  if (!entry.retention.Begin(save_after)) {
+    return;
+  }
+  const std::string uid = entry.record.uid;
+  const CheckpointJob job = CheckpointsOf(entry.record);
+  const bool restoring =
+      entry.run.phase == RunPhase::kPreparing || entry.run.phase == RunPhase::kBootstrapping;
+  const int64_t in_use = restoring ? entry.run.restore_step : -1;
+  StorePool(job.spec, StoreWork::kUpkeep)->Post([this, uid, job, in_use] {
+    absl::StatusOr<std::vector<int64_t>> deleted = parts_.keeper->Retain(job, in_use);
+    parts_.strand->Post([this, uid, deleted] {
+      if (Entry* found = FindEntry(uid)) {
+        OnRetained(*found, deleted);
+      }
+    });
+  });
+}
+
+void JobController::OnRetained(Entry& entry, const absl::StatusOr<std::vector<int64_t>>& deleted) {
+  if (!deleted.ok()) {
+    const int64_t now_ms = parts_.clock->MonotonicMs();
+    const int64_t due_ms = entry.retention.EndFailed(now_ms);
+    log::Warning(absl::StrCat("job ",
+                              entry.record.name,
+                              ": old steps stay for another ",
+                              (due_ms - now_ms) / 1000,
+                              " s: ",
+                              std::string(deleted.status().message())));
+    Wake(entry, due_ms);
+    return;
+  }
+  const bool again = entry.retention.EndOk();
+  const bool save_after = entry.retention.TakeSaveAfter() && !deleted->empty();
+  const std::string uid = entry.record.uid;
+  StoreChange change;
+  for (SaveRecord& save : saves_[uid]) {
+    const bool gone = std::find(deleted->begin(), deleted->end(), save.step) != deleted->end();
+    if (gone && save.state == SaveState::kCommitted) {
+      save.state = SaveState::kDeleted;
+      change.saves.push_back(save);
+    }
+  }
+  if (!change.saves.empty()) {
+    // Behind the commits that still wait for the database: these would undo it.
+    Do(entry, Step{MakeEvent(JobEventKind::kNoted), std::move(change), {}});
+  }
+  Entry* found = FindEntry(uid);
+  if (save_after && found != nullptr && found->record.state == JobState::kRunning &&
+      found->run.phase == RunPhase::kTraining) {
+    RequestSave(*found, false);  // there is room now
+  }
+  found = FindEntry(uid);
+  if (again && found != nullptr) {
+    Retain(*found, false);
+  }
+}
+
 bool JobController::IsQuiet(const Entry& entry) const {
   return IsTerminal(entry.record.state) && entry.run.AllExited() && entry.preparing == 0 &&
          entry.run.committing == 0 && !entry.settling && IsIdle(entry) &&

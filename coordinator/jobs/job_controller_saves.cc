@@ -546,45 +546,4 @@ void JobController::CheckFreshness(Entry& entry) {
   }
 }
 
-void JobController::Retain(Entry& entry, bool save_after) {
-  if (entry.record.rollback_step >= 0) {
-    return;  // the steps above it are not the newest any more: the next launch moves them aside
-  }
-  const std::string uid = entry.record.uid;
-  const CheckpointJob job = CheckpointsOf(entry.record);
-  const bool restoring =
-      entry.run.phase == RunPhase::kPreparing || entry.run.phase == RunPhase::kBootstrapping;
-  const int64_t in_use = restoring ? entry.run.restore_step : -1;
-  StorePool(job.spec, StoreWork::kUpkeep)->Post([this, uid, job, in_use, save_after] {
-    absl::StatusOr<std::vector<int64_t>> deleted = parts_.keeper->Retain(job, in_use);
-    parts_.strand->Post([this, uid, deleted, save_after] {
-      if (!deleted.ok()) {
-        log::Warning(absl::StrCat("retention: ", std::string(deleted.status().message())));
-        return;
-      }
-      Entry* found = FindEntry(uid);
-      if (found == nullptr) {
-        return;
-      }
-      StoreChange change;
-      for (SaveRecord& save : saves_[uid]) {
-        const bool gone = std::find(deleted->begin(), deleted->end(), save.step) != deleted->end();
-        if (gone && save.state == SaveState::kCommitted) {
-          save.state = SaveState::kDeleted;
-          change.saves.push_back(save);
-        }
-      }
-      if (!change.saves.empty()) {
-        // Behind the commits that still wait for the database: these would undo it.
-        Do(*found, Step{MakeEvent(JobEventKind::kNoted), std::move(change), {}});
-      }
-      found = FindEntry(uid);
-      if (save_after && !deleted->empty() && found != nullptr &&
-          found->record.state == JobState::kRunning && found->run.phase == RunPhase::kTraining) {
-        RequestSave(*found, false);  // there is room now
-      }
-    });
-  });
-}
-
 }  // namespace ravel::coordinator

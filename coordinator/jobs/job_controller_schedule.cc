@@ -67,7 +67,7 @@ int64_t JobController::NextLookMs(const Entry& entry, int64_t now_ms) const {
     return now_ms + options_.tick_ms;  // the store is tried again
   }
   if (!HoldsDevices(entry.record.state)) {
-    return -1;  // nothing to do until something is heard
+    return entry.retention.due_ms();  // else nothing to do until something is heard
   }
   const int64_t between_ms =
       std::clamp(DetectionOf(entry) / 5, options_.tick_ms, kMostBetweenLooksMs);

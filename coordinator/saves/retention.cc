@@ -19,8 +19,12 @@ using store::JoinPath;
 
 // COMMIT first, DELETED last: as long as the folder exists it says what it is.
 absl::Status RemoveWithdrawn(store::ObjectStore& store, const std::string& directory) {
-  ASSIGN_OR_RETURN(const std::vector<store::ListedEntry> entries, store.List(directory));
-  for (const store::ListedEntry& entry : entries) {
+  const absl::StatusOr<std::vector<store::ListedEntry>> entries = store.List(directory);
+  if (absl::IsNotFound(entries.status())) {
+    return absl::OkStatus();  // another coordinator was faster
+  }
+  RETURN_IF_ERROR(entries.status());
+  for (const store::ListedEntry& entry : *entries) {
     if (entry.name == ckpt::kDeletedFile) {
       continue;
     }
@@ -32,12 +36,16 @@ absl::Status RemoveWithdrawn(store::ObjectStore& store, const std::string& direc
 // Withdrawn, or emptied and not yet removed. Publishing never makes an empty folder.
 absl::StatusOr<bool> IsRestOfDeletion(const store::ObjectStore& store,
                                       const std::string& directory) {
-  ASSIGN_OR_RETURN(const std::vector<store::ListedEntry> entries, store.List(directory));
+  const absl::StatusOr<std::vector<store::ListedEntry>> entries = store.List(directory);
+  if (absl::IsNotFound(entries.status())) {
+    return false;  // gone since it was listed
+  }
+  RETURN_IF_ERROR(entries.status());
   const auto contains = [&entries](std::string_view name) {
     return std::any_of(
-        entries.begin(), entries.end(), [name](const auto& entry) { return entry.name == name; });
+        entries->begin(), entries->end(), [name](const auto& entry) { return entry.name == name; });
   };
-  return entries.empty() || contains(ckpt::kDeletedFile);
+  return entries->empty() || contains(ckpt::kDeletedFile);
 }
 
 // Every mark of a step (a BAD report, pins of any holder) in a folder of marks.
@@ -89,7 +97,11 @@ absl::Status Condemn(store::ObjectStore& store, const std::string& directory) {
 // looks for DELETED.
 absl::StatusOr<bool> WithdrawUnlessPinned(store::ObjectStore& store, int64_t step, int64_t now_s) {
   const std::string directory = ckpt::StepName(step);
-  RETURN_IF_ERROR(Condemn(store, directory));
+  const absl::Status condemned = Condemn(store, directory);
+  if (absl::IsNotFound(condemned)) {
+    return true;  // another coordinator has deleted it
+  }
+  RETURN_IF_ERROR(condemned);
   ASSIGN_OR_RETURN(const std::vector<std::string> pins,
                    MarksOf(store, ckpt::kPinsFolder, directory));
   for (const std::string& pin : pins) {

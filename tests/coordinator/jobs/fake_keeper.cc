@@ -79,6 +79,7 @@ absl::StatusOr<StepVerdict> FakeKeeper::Condemn(const CheckpointJob& job,
 absl::StatusOr<std::vector<int64_t>> FakeKeeper::Retain(const CheckpointJob& job,
                                                         int64_t /*in_use_step*/) {
   ++retained;
+  RETURN_IF_ERROR(retain_failure);
   std::vector<int64_t> deleted;
   std::map<int64_t, int64_t>& kept = steps[job.spec.name];
   while (static_cast<int64_t>(kept.size()) > job.spec.checkpoint.keep_last) {

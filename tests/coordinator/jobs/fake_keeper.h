@@ -64,7 +64,8 @@ class FakeKeeper : public CheckpointKeeper {
   std::set<int64_t> gone;  // steps whose attempts their trainers have removed
   absl::Status remove_failure;
   absl::Status restore_failure;  // the store is away, say
-  std::string numerics_change;   // of every step against every job
+  absl::Status retain_failure;
+  std::string numerics_change;  // of every step against every job
   StepVerdict verdict = StepVerdict::kDamaged;
   std::set<std::string> ended_restores;  // by uid
   std::vector<int64_t> rolled_back;      // targets, as PrepareRestore saw them

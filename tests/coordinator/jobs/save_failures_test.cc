@@ -129,6 +129,32 @@ TEST_F(SaveFailuresTest, AFullStoreIsGivenRoomAndTheSaveIsAskedForAgain) {
   EXPECT_EQ(world_.keeper.retained, retained + 2) << "one for the commit, none for the failure";
 }
 
+TEST_F(SaveFailuresTest, ARetentionThatFailsIsTriedAgainWithoutACommit) {
+  Start(world_.Spec("job", {2}, 50));
+  world_.keeper.retain_failure = absl::UnavailableError("the store is away");
+  for (int64_t step = -5; step < 0; ++step) {
+    world_.keeper.steps["job"][step] = 1;  // more than retention keeps
+  }
+  world_.TrainSteps(3);
+  ASSERT_EQ(Job().record.committed_step, 5);
+  world_.Kill(world_.node("n0"));
+  world_.Kill(world_.node("n1"));
+  world_.Advance(10'000);
+  ASSERT_EQ(Job().record.state, JobState::kQueued) << "nothing calls for a look at the job";
+  const int tried = world_.keeper.retained;
+  world_.Advance(60'000);
+  EXPECT_GE(world_.keeper.retained, tried + 2);
+  EXPECT_LE(world_.keeper.retained, tried + 4) << "each later than the one before";
+  EXPECT_GT(static_cast<int64_t>(world_.keeper.steps["job"].size()), 5);
+  world_.keeper.retain_failure = absl::OkStatus();
+  world_.Advance(80'000);
+  EXPECT_EQ(static_cast<int64_t>(world_.keeper.steps["job"].size()),
+            Job().record.spec.checkpoint.keep_last);
+  const int done = world_.keeper.retained;
+  world_.Advance(1'000'000);
+  EXPECT_EQ(world_.keeper.retained, done);
+}
+
 TEST_F(SaveFailuresTest, FailedSavesAreKnownAfterARestart) {
   Start(world_.Spec("job", {2}, 50));
   Fail(0, 3);

@@ -3,6 +3,8 @@
 #include <filesystem>
 #include <set>
 #include <string>
+#include <thread>
+#include <vector>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -87,6 +89,26 @@ TEST_F(StoreCheckpointKeeperTest, RetentionKeepsTheLastStepsAndThePeriodicOnes) 
   ASSERT_TRUE(deleted.ok()) << deleted.status();
   EXPECT_EQ(*deleted, (std::vector<int64_t>{10, 30}));
   EXPECT_EQ(Steps(), (std::set<int64_t>{20, 40, 50}));
+}
+
+// Two coordinators of one job: each lists while the other deletes.
+TEST_F(StoreCheckpointKeeperTest, RetentionsAtTheSameTimeKeepTheSameSteps) {
+  ASSERT_TRUE(Launch(ours_).ok());
+  StoreCheckpointKeeper other(&clock_);
+  int64_t step = 0;
+  for (int round = 0; round < 25; ++round) {
+    for (int i = 0; i < 4; ++i) {
+      SaveStep(++step);
+    }
+    absl::StatusOr<std::vector<int64_t>> theirs;
+    std::thread thread([&] { theirs = other.Retain(ours_, -1); });
+    const absl::StatusOr<std::vector<int64_t>> mine = keeper_.Retain(ours_, -1);
+    thread.join();
+    ASSERT_TRUE(mine.ok()) << mine.status();
+    ASSERT_TRUE(theirs.ok()) << theirs.status();
+    ASSERT_EQ(Steps(), std::set<int64_t>{step});
+    ASSERT_EQ(ListSteps(files_)->damaged.size(), 0U);
+  }
 }
 
 TEST_F(StoreCheckpointKeeperTest, AdmissionMakesNoFolderAndTouchesNone) {

@@ -1,11 +1,30 @@
 #include "common/crypto.h"
 
+#include <openssl/err.h>
 #include <openssl/evp.h>
 #include <openssl/rand.h>
 
 #include "common/check.h"
 
 namespace ravel {
+namespace {
+
+constexpr size_t kSignatureBytes = 64;
+
+struct FreeKey {
+  void operator()(EVP_PKEY* key) const { EVP_PKEY_free(key); }
+};
+using SigningKey = std::unique_ptr<EVP_PKEY, FreeKey>;
+struct FreeContext {
+  void operator()(EVP_MD_CTX* context) const { EVP_MD_CTX_free(context); }
+};
+using DigestContext = std::unique_ptr<EVP_MD_CTX, FreeContext>;
+
+const uint8_t* Bytes(std::string_view bytes) {
+  return reinterpret_cast<const uint8_t*>(bytes.data());
+}
+
+}  // namespace
 
 struct Sha256Stream::State {
   EVP_MD_CTX* context = EVP_MD_CTX_new();
@@ -49,6 +68,68 @@ std::string Hex(std::string_view bytes) {
     text.push_back(kDigits[byte & 15]);
   }
   return text;
+}
+
+std::string Unhex(std::string_view hex) {
+  const auto digit = [](char c) {
+    return c >= '0' && c <= '9'   ? c - '0'
+           : c >= 'a' && c <= 'f' ? c - 'a' + 10
+           : c >= 'A' && c <= 'F' ? c - 'A' + 10
+                                  : -1;
+  };
+  std::string bytes;
+  for (size_t i = 0; i < hex.size(); i += 2) {
+    const int high = digit(hex[i]);
+    const int low = i + 1 < hex.size() ? digit(hex[i + 1]) : -1;
+    if (high < 0 || low < 0) {
+      return "";
+    }
+    bytes.push_back(static_cast<char>(high * 16 + low));
+  }
+  return bytes;
+}
+
+std::string PublicKeyOf(std::string_view private_key) {
+  const SigningKey key(EVP_PKEY_new_raw_private_key(
+      EVP_PKEY_ED25519, nullptr, Bytes(private_key), private_key.size()));
+  CHECK(key.get() != nullptr);
+  std::string bytes(kSigningKeyBytes, '\0');
+  size_t size = bytes.size();
+  CHECK_EQ(EVP_PKEY_get_raw_public_key(key.get(), reinterpret_cast<uint8_t*>(bytes.data()), &size),
+           1);
+  CHECK_EQ(size, bytes.size());
+  return bytes;
+}
+
+std::string Sign(std::string_view private_key, std::string_view bytes) {
+  const SigningKey key(EVP_PKEY_new_raw_private_key(
+      EVP_PKEY_ED25519, nullptr, Bytes(private_key), private_key.size()));
+  CHECK(key.get() != nullptr);
+  const DigestContext context(EVP_MD_CTX_new());
+  CHECK_EQ(EVP_DigestSignInit(context.get(), nullptr, nullptr, nullptr, key.get()), 1);
+  std::string signature(kSignatureBytes, '\0');
+  size_t size = signature.size();
+  CHECK_EQ(EVP_DigestSign(context.get(),
+                          reinterpret_cast<uint8_t*>(signature.data()),
+                          &size,
+                          Bytes(bytes),
+                          bytes.size()),
+           1);
+  CHECK_EQ(size, signature.size());
+  return signature;
+}
+
+bool IsSignature(std::string_view public_key, std::string_view bytes, std::string_view signature) {
+  const SigningKey key(
+      EVP_PKEY_new_raw_public_key(EVP_PKEY_ED25519, nullptr, Bytes(public_key), public_key.size()));
+  const DigestContext context(EVP_MD_CTX_new());
+  const bool verified =
+      key.get() != nullptr && signature.size() == kSignatureBytes &&
+      EVP_DigestVerifyInit(context.get(), nullptr, nullptr, nullptr, key.get()) == 1 &&
+      EVP_DigestVerify(
+          context.get(), Bytes(signature), signature.size(), Bytes(bytes), bytes.size()) == 1;
+  ERR_clear_error();  // else another caller of this thread would find it
+  return verified;
 }
 
 std::string RandomBytes(size_t bytes) {

@@ -42,6 +42,17 @@ inline std::string Hex(const Sha256Digest& digest) {
 std::string RandomBytes(size_t bytes);
 // 2 * `bytes` hexadecimal digits.
 std::string RandomHex(size_t bytes);
+// The bytes that lower- or upper-case hexadecimal digits stand for; empty for other texts.
+std::string Unhex(std::string_view hex);
+
+// Signatures by Ed25519 (RFC 8032). A private key is 32 random bytes, a public key 32 bytes, a
+// signature 64. CHECKs the size of private keys.
+inline constexpr size_t kSigningKeyBytes = 32;
+std::string PublicKeyOf(std::string_view private_key);
+std::string Sign(std::string_view private_key, std::string_view bytes);
+// False also for keys and signatures of another size.
+bool IsSignature(std::string_view public_key, std::string_view bytes, std::string_view signature);
+
 // A version 4 UUID: "f81d4fae-7dec-4d0a-a765-00a0c91e6bf6".
 std::string RandomUuid();
 

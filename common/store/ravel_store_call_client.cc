@@ -10,6 +10,7 @@
 #include <absl/strings/match.h>
 
 #include "common/file_writer.h"
+#include "common/job_token.h"
 #include "common/json.h"
 #include "common/mutex.h"
 #include "common/peer_chain.h"
@@ -135,6 +136,27 @@ class Channels {
   std::map<std::string, Entry> entries_ ABSL_GUARDED_BY(mutex_);
 };
 
+// Thread-safe.
+class ProcessToken {
+ public:
+  static ProcessToken& Get() {
+    static auto* const token = new ProcessToken;
+    return *token;
+  }
+  void Set(std::string text) {
+    const MutexLock lock(mutex_);
+    text_ = std::move(text);
+  }
+  std::string text() {
+    const MutexLock lock(mutex_);
+    return text_;
+  }
+
+ private:
+  Mutex mutex_;
+  std::string text_ ABSL_GUARDED_BY(mutex_);
+};
+
 }  // namespace
 
 absl::Status FromGrpc(const grpc::Status& status, std::string_view what) {
@@ -185,6 +207,17 @@ void StoreAddress::Pause(Backoff& backoff) const {
     return;
   }
   (*channel)->WaitForConnected(std::chrono::system_clock::now() + length);
+}
+
+StoreCall::StoreCall() {
+  const std::string token = ProcessToken::Get().text();
+  if (!token.empty()) {
+    AddMetadata(std::string(kJobTokenMetadata), token);
+  }
+}
+
+void SetStoreToken(std::string token) {
+  ProcessToken::Get().Set(std::move(token));
 }
 
 void SetStoreIdentitySource(StoreIdentitySource source) {

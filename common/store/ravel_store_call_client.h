@@ -24,6 +24,12 @@ namespace ravel::store {
 inline constexpr int64_t kStoreBlockBytes = 2 << 20;  // of one message
 inline constexpr std::chrono::milliseconds kStoreTryTime = std::chrono::seconds(10);
 
+// A call with the process's token.
+class StoreCall : public grpc::ClientContext {
+ public:
+  StoreCall();
+};
+
 // `what` begins the message.
 absl::Status FromGrpc(const grpc::Status& status, std::string_view what);
 
@@ -73,7 +79,7 @@ absl::Status Persist(const StoreAddress& address, int& tries, const Once& once) 
   for (;;) {
     ++tries;
     ASSIGN_OR_RETURN(const std::unique_ptr<v1::Store::Stub> stub, address.Stub());
-    grpc::ClientContext context;
+    StoreCall context;
     context.set_deadline(std::chrono::system_clock::now() +
                          std::min(kStoreTryTime, address.options.call_time));
     const absl::Status status = once(*stub, context);

@@ -87,7 +87,7 @@ class RemoteReader : public FileReader {
     request.set_path(address_->Path(path_));
     request.set_offset(offset);
     request.set_length(std::min<int64_t>(static_cast<int64_t>(out.size()), kStreamBytes));
-    grpc::ClientContext context;
+    StoreCall context;
     context.set_deadline(std::chrono::system_clock::now() + kStoreTryTime +
                          milliseconds(request.length() / kSlowestBytesPerMs));
     const auto stream = stub->Read(&context, request);
@@ -180,7 +180,7 @@ class RemoteWriter : public FileWriter {
 
   absl::Status OpenStream(int64_t offset) {
     ASSIGN_OR_RETURN(stub_, address_->Stub());
-    context_ = std::make_unique<grpc::ClientContext>();
+    context_ = std::make_unique<StoreCall>();
     context_->set_deadline(std::chrono::system_clock::now() + kStreamTime);
     stream_ = stub_->Write(context_.get());
     reads_over_ = false;
@@ -350,7 +350,7 @@ class RemoteWriter : public FileWriter {
   SteadyClock::time_point moved_ = SteadyClock::now();
   Backoff backoff_;
   std::unique_ptr<v1::Store::Stub> stub_;
-  std::unique_ptr<grpc::ClientContext> context_;
+  std::unique_ptr<StoreCall> context_;
   std::unique_ptr<Stream> stream_;
   bool reads_over_ = false;
   int64_t stream_begin_ = 0;
@@ -488,36 +488,11 @@ class RavelStore : public ObjectStore {
 
 absl::StatusOr<std::unique_ptr<ObjectStore>> OpenRavelStore(std::string_view url,
                                                             const RavelStoreOptions& options) {
-  const auto refuse = [url](const std::string& what) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("store \"", std::string(url), "\": expected ravel://HOST:PORT/PATH: ", what));
-  };
-  if (!url.starts_with(kRavelScheme)) {
-    return refuse("another scheme");
-  }
-  std::string_view rest = url.substr(kRavelScheme.size());
-  const size_t slash = std::min(rest.find('/'), rest.size());
+  ASSIGN_OR_RETURN(RavelUrl parsed, ParseRavelUrl(url));
   StoreAddress address;
-  address.target = std::string(rest.substr(0, slash));
-  const absl::StatusOr<HostPort> host = ParseHostPort(address.target);
-  if (!host.ok() || host->port == 0) {
-    return refuse(host.ok() ? "a port from 1 to 65535" : std::string(host.status().message()));
-  }
-  address.host = *host;
-  rest.remove_prefix(slash);
-  while (rest.starts_with('/')) {
-    rest.remove_prefix(1);
-  }
-  while (rest.ends_with('/')) {
-    rest.remove_suffix(1);
-  }
-  const std::string around = absl::StrCat("/", std::string(rest), "/");
-  if (absl::StrContains(around, "//")
-          ? !rest.empty()
-          : absl::StrContains(around, "/../") || absl::StrContains(around, "/./")) {
-    return refuse("a path without empty parts, '.' and '..'");
-  }
-  address.prefix = std::string(rest);
+  address.host = parsed.host;
+  address.target = std::move(parsed.target);
+  address.prefix = std::move(parsed.path);
   address.options = options;
   return std::make_unique<RavelStore>(std::move(address));
 }

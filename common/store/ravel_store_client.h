@@ -13,10 +13,9 @@
 
 #include "common/status.h"
 #include "common/store/object_store.h"
+#include "common/store/ravel_url.h"
 
 namespace ravel::store {
-
-inline constexpr std::string_view kRavelScheme = "ravel://";
 
 // This process's identity towards stores, as PEM.
 struct StoreIdentity {
@@ -30,6 +29,9 @@ using StoreIdentitySource = std::function<absl::StatusOr<std::optional<StoreIden
 // environment variable RAVEL_STORE_IDENTITY names (authority.pem, certificate.pem, key.pem), or the
 // context of ravelctl, if it names a .json file.
 void SetStoreIdentitySource(StoreIdentitySource source);
+// For the whole process: shown to stores with each call that follows (common/job_token.h). Empty:
+// none. Thread-safe.
+void SetStoreToken(std::string token);
 
 struct RavelStoreOptions {
   // Limits: of one small call with its repetitions, and of a write or read that stands still.

@@ -40,15 +40,6 @@ std::string NewEnrolment() {
   return Hex(bytes);
 }
 
-std::string Unhex(const std::string& hex) {
-  const auto digit = [](char c) { return c <= '9' ? c - '0' : c - 'a' + 10; };
-  std::string bytes;
-  for (size_t i = 0; i + 1 < hex.size(); i += 2) {
-    bytes.push_back(static_cast<char>(digit(hex[i]) * 16 + digit(hex[i + 1])));
-  }
-  return bytes;
-}
-
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<AccessRegistry>> AccessRegistry::Open(const std::string& state_dir,
@@ -57,6 +48,8 @@ absl::StatusOr<std::unique_ptr<AccessRegistry>> AccessRegistry::Open(const std::
                                                                      CertificateTimes times) {
   std::unique_ptr<AccessRegistry> registry(new AccessRegistry(std::move(files), clock, times));
   ASSIGN_OR_RETURN(registry->store_, SqliteAccessStore::Open(state_dir));
+  ASSIGN_OR_RETURN(StoreTokens tokens_of_stores, StoreTokens::Open(state_dir));
+  registry->store_tokens_ = std::make_unique<StoreTokens>(std::move(tokens_of_stores));
   ASSIGN_OR_RETURN(std::vector<IdentityRow> identities, registry->store_->Identities());
   ASSIGN_OR_RETURN(std::vector<TokenRow> tokens, registry->store_->Tokens());
   ASSIGN_OR_RETURN(std::vector<EndedEnrolment> ended, registry->store_->EndedEnrolments());
@@ -98,7 +91,8 @@ absl::StatusOr<bool> AccessRegistry::ReloadAuthority() {
 void AccessRegistry::RenewTrust() {
   auto trust = std::make_shared<Trust>();
   trust->authority = files_.trusted;
-  std::string all = trust->authority;
+  trust->job_keys = {store_tokens_->public_key()};
+  std::string all = absl::StrCat(trust->authority, "\n", Hex(trust->job_keys[0]));
   for (const auto& [id, ended] : ended_) {
     trust->ended.push_back(ended);
     absl::StrAppend(&all, "\n", id);

@@ -18,6 +18,7 @@
 #include "coordinator/access/audit_log.h"
 #include "coordinator/access/authority_files.h"
 #include "coordinator/access/identity.h"
+#include "coordinator/access/store_tokens.h"
 #include "coordinator/store/sqlite_access_store.h"
 
 namespace ravel::coordinator {
@@ -56,6 +57,7 @@ struct Trust {
   std::string version;                // hash of the rest
   std::vector<EndedEnrolment> ended;  // by enrolment
   std::string authority;              // PEM of those in force
+  std::vector<std::string> job_keys;  // that verify tokens of jobs; 32 bytes each
 };
 
 // Thread-safe. Changes wait for the disk; Identify does not.
@@ -94,6 +96,7 @@ class AccessRegistry {
   std::shared_ptr<const Trust> trust() const;
   absl::StatusOr<std::vector<AuditRow>> Audit(int64_t after, int64_t limit);
   AuditLog& audit() { return *audit_; }
+  const StoreTokens& store_tokens() const { return *store_tokens_; }
   AuthorityFiles files() const;
   // Reads STATE/tls again. True: it has another authority than before, which signs from now on.
   absl::StatusOr<bool> ReloadAuthority();
@@ -122,6 +125,7 @@ class AccessRegistry {
   std::function<void(const std::string&)> on_revoked_;
   std::unique_ptr<SqliteAccessStore> store_;
   std::unique_ptr<AuditLog> audit_;
+  std::unique_ptr<const StoreTokens> store_tokens_;
   Mutex changing_;  // one change at a time; held while the disk is waited for
   mutable Mutex mutex_;
   AuthorityFiles files_ ABSL_GUARDED_BY(mutex_);

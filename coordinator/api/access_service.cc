@@ -62,6 +62,9 @@ void Fill(const Trust& trust, v1::GetTrustResponse* response) {
     revoked.set_revoked_ms(ended.ended_ms);
   }
   response->set_authority(trust.authority);
+  for (const std::string& key : trust.job_keys) {
+    response->add_job_keys(key);
+  }
 }
 
 void Fill(const Enrolment& enrolment, v1::EnrolResponse* response) {

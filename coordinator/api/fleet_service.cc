@@ -81,6 +81,7 @@ class FleetStream : public grpc::ServerBidiReactor<v1::Up, v1::Down> {
   // `node`: whom the certificate names; it may speak for nobody else. Empty: plaintext.
   FleetStream(FleetService* service, StreamId id, std::string node, std::string peer)
       : service_(service), id_(id), node_(std::move(node)), peer_(std::move(peer)) {}
+  const std::string& node() const { return node_; }
   // After the service knows the stream.
   void Begin() { StartRead(&read_); }
 
@@ -281,7 +282,14 @@ void FleetService::Send(StreamId stream, DownMessage message) {
     }
     target = found->second;
   }
-  target->Push(ToProto(message));
+  v1::Down down = ToProto(message);
+  if (access_ != nullptr && down.has_launch()) {
+    for (v1::StartTrainer& start : *down.mutable_launch()->mutable_trainers()) {
+      start.set_store_token(access_->store_tokens().For(
+          start.checkpoint_root(), start.job_uid(), start.epoch(), target->node()));
+    }
+  }
+  target->Push(std::move(down));
 }
 
 void FleetService::Close(StreamId stream) {

@@ -13,11 +13,14 @@
 #include <utility>
 #include <vector>
 
+#include <absl/strings/ascii.h>
 #include <absl/strings/match.h>
 #include <absl/strings/str_cat.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "common/crypto.h"
+#include "common/job_token.h"
 #include "common/store/ravel_store_client.h"
 #include "tests/testing/eventually.h"
 #include "tests/testing/mini_cluster.h"
@@ -216,8 +219,10 @@ TEST(SecureStoreTest, AStoreKnowsItsCallersAndLetsThemDoTheirPart) {
   ASSERT_TRUE(started.ok()) << started.status();
   SecureCluster& cluster = **started;
   const std::string identity = Certify(cluster);
-  StoreProcess store({.folder = cluster.folder() + "/server",
-                      .flags = {"--identity", identity, "--operators", "admin"}});
+  StoreProcess store(
+      {.folder = cluster.folder() + "/server",
+       .flags = {
+           "--identity", identity, "--operators", "admin", "--coordinator", cluster.address()}});
   ASSERT_EQ(store.Start(), absl::OkStatus());
   ASSERT_EQ(cluster.Join("n1", cluster.Token({"node"})).exit_code, 0);
   ASSERT_EQ(cluster.StartWorker("n1"), absl::OkStatus());
@@ -251,11 +256,25 @@ TEST(SecureStoreTest, AStoreKnowsItsCallersAndLetsThemDoTheirPart) {
   EXPECT_THAT(plain.err, HasSubstr("callers with a certificate only"));
 }
 
-// Writes files of one unfinished save by identities of nodes, as trainers do.
+// Writes files of one unfinished save by identities of nodes, as trainers do. `key_file`: of the
+// coordinator, signs their tokens; empty: they have none.
 class WriterOf {
  public:
-  explicit WriterOf(std::string url) : url_(std::move(url)) {}
-  ~WriterOf() { store::SetStoreIdentitySource(nullptr); }
+  explicit WriterOf(std::string url, const std::string& key_file = "")
+      : url_(std::move(url)),
+        key_(key_file.empty()
+                 ? ""
+                 : Unhex(std::string(absl::StripAsciiWhitespace(ReadText(key_file))))) {}
+  ~WriterOf() {
+    store::SetStoreIdentitySource(nullptr);
+    store::SetStoreToken("");
+  }
+  // The next calls show a token of that node, for a folder's saves up to an epoch.
+  void ShowToken(const std::string& node, const std::string& folder, int64_t epoch = 7) const {
+    store::SetStoreToken(*FormatJobToken(
+        {.folder = JobFolderHash(folder), .job_tag = 0x3f2a9c01, .epoch = epoch, .node = node},
+        key_));
+  }
 
   // By the identity in that folder from now on.
   absl::StatusOr<std::unique_ptr<store::ObjectStore>> Open(const std::string& identity) const {
@@ -285,6 +304,7 @@ class WriterOf {
  private:
   static constexpr char kSave[] = "step-0000000020.e7.a1.3f2a9c01.tmp";
   const std::string url_;
+  const std::string key_;
   int files_ = 0;
 };
 
@@ -302,10 +322,12 @@ TEST(SecureStoreTest, ARevokedNodeIsRefusedWithinSecondsAlsoWhileTheCoordinatorI
   const std::string bad = cluster.folder() + "/stolen";
   const std::string good = cluster.WorkDir("n2") + "/identity";
   std::filesystem::rename(cluster.WorkDir("n1") + "/identity", bad);
-  WriterOf writer(store.Url("job"));
+  WriterOf writer(store.Url("job"), cluster.folder() + "/state/store-tokens.key");
   std::filesystem::create_directories(store.File("job"));
-  ASSERT_EQ(writer.Write(bad), absl::OkStatus()) << store.Log();
+  writer.ShowToken("n2", "job");
   ASSERT_EQ(writer.Write(good), absl::OkStatus());
+  writer.ShowToken("n1", "job");
+  ASSERT_EQ(writer.Write(bad), absl::OkStatus()) << store.Log();
   const auto open = writer.Begin(bad);
   ASSERT_TRUE(open.ok()) << open.status();
 
@@ -313,10 +335,13 @@ TEST(SecureStoreTest, ARevokedNodeIsRefusedWithinSecondsAlsoWhileTheCoordinatorI
   EXPECT_TRUE(Eventually(seconds(15), [&] { return absl::IsPermissionDenied(writer.Write(bad)); }))
       << store.Log();
   EXPECT_TRUE(absl::IsPermissionDenied(WriterOf::End(**open))) << "on a stream that was open";
+  writer.ShowToken("n2", "job");
   EXPECT_EQ(writer.Write(good), absl::OkStatus());
   // The name is good again by a new certificate, at once; the stolen one is not.
   ASSERT_EQ(cluster.Join("n1", cluster.Token({"node"})).exit_code, 0);
+  writer.ShowToken("n1", "job");
   EXPECT_EQ(writer.Write(cluster.WorkDir("n1") + "/identity"), absl::OkStatus());
+  writer.ShowToken("n2", "job");
 
   cluster.KillCoordinator();
   for (int starts = 0; starts < 2; ++starts) {
@@ -326,6 +351,42 @@ TEST(SecureStoreTest, ARevokedNodeIsRefusedWithinSecondsAlsoWhileTheCoordinatorI
     EXPECT_EQ(writer.Write(good), absl::OkStatus());
     ASSERT_EQ(store.KillAndStart(), absl::OkStatus());
   }
+}
+
+TEST(SecureStoreTest, ANodeWritesSavesOfJobsThatItsTokenNamesOnly) {
+  const auto started = SecureCluster::Start({});
+  ASSERT_TRUE(started.ok()) << started.status();
+  SecureCluster& cluster = **started;
+  StoreProcess store(
+      {.folder = cluster.folder() + "/server",
+       .flags = {"--identity", Certify(cluster), "--coordinator", cluster.address()}});
+  ASSERT_EQ(store.Start(), absl::OkStatus());
+  ASSERT_EQ(cluster.Join("n1", cluster.Token({"node"})).exit_code, 0);
+  const std::string identity = cluster.WorkDir("n1") + "/identity";
+  WriterOf writer(store.Url("job"), cluster.folder() + "/state/store-tokens.key");
+  std::filesystem::create_directories(store.File("job"));
+  const auto refusal = [&] {
+    const absl::Status status = writer.Write(identity);
+    EXPECT_TRUE(status.ok() || absl::IsPermissionDenied(status)) << status;
+    return std::string(status.message());
+  };
+  EXPECT_THAT(refusal(), HasSubstr("no token of a job"));
+  writer.ShowToken("n1", "job");
+  EXPECT_EQ(refusal(), "") << store.Log();
+  writer.ShowToken("n2", "job");
+  EXPECT_THAT(refusal(), HasSubstr("of node/n2"));
+  writer.ShowToken("n1", "other");
+  EXPECT_THAT(refusal(), HasSubstr("of another job"));
+  writer.ShowToken("n1", "job", 6);
+  EXPECT_THAT(refusal(), HasSubstr("of epoch 6"));
+  store::SetStoreToken("ravel-job-1 of somebody else");
+  EXPECT_THAT(refusal(), HasSubstr("not of this cluster's coordinator"));
+  // The key is known without the coordinator, too.
+  cluster.KillCoordinator();
+  ASSERT_EQ(store.KillAndStart(), absl::OkStatus());
+  EXPECT_THAT(refusal(), HasSubstr("not of this cluster's coordinator"));
+  writer.ShowToken("n1", "job");
+  EXPECT_EQ(refusal(), "");
 }
 
 }  // namespace

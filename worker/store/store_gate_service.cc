@@ -92,8 +92,22 @@ absl::StatusOr<Caller> StoreGate::CallerOf(const grpc::ServerContextBase& contex
                      ReadCertificate(std::string(shown[0].data(), shown[0].size())));
     caller.serial = facts.serial;
     RETURN_IF_ERROR(CheckStill(caller));
+    TakeToken(context, caller);
   }
   return caller;
+}
+
+void StoreGate::TakeToken(const grpc::ServerContextBase& context, Caller& caller) const {
+  const std::vector<std::string> keys = trust_->job_keys();
+  caller.needs_token = caller.kind == CallerKind::kNode && !keys.empty();
+  if (!caller.needs_token) {
+    return;
+  }
+  const grpc::string_ref name(kJobTokenMetadata.data(), kJobTokenMetadata.size());
+  const auto [first, end] = context.client_metadata().equal_range(name);
+  if (first != end && std::next(first) == end) {
+    caller.token = CheckJobToken({first->second.data(), first->second.size()}, keys);
+  }
 }
 
 absl::Status StoreGate::CheckStill(const Caller& caller) const {

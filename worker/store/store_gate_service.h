@@ -34,6 +34,8 @@ class StoreGate {
   absl::Status CheckStill(const Caller& caller) const;
 
  private:
+  void TakeToken(const grpc::ServerContextBase& context, Caller& caller) const;
+
   std::string folder_;   // empty: plaintext
   std::string cluster_;  // in the URIs of certificates
   std::vector<std::string> operators_;

@@ -66,6 +66,34 @@ absl::Status CheckEpoch(const SavePath& save, const FenceBook& fences) {
                                                           min_epoch));
 }
 
+absl::Status CheckToken(const Caller& caller, const SavePath& save) {
+  if (caller.kind != CallerKind::kNode || !caller.needs_token) {
+    return absl::OkStatus();
+  }
+  const auto refuse = [&](const std::string& why) {
+    return absl::PermissionDeniedError(absl::StrCat(caller.text,
+                                                    " may not change ",
+                                                    save.job_folder,
+                                                    "/",
+                                                    ckpt::AttemptName(save.key),
+                                                    ": ",
+                                                    why));
+  };
+  if (!caller.token.ok()) {
+    return refuse(std::string(caller.token.status().message()));
+  }
+  const JobToken& token = *caller.token;
+  if (caller.text != absl::StrCat("node/", token.node)) {
+    return refuse(absl::StrCat("its token is of node/", token.node));
+  }
+  if (token.folder != JobFolderHash(save.job_folder) || token.job_tag != save.key.job_tag) {
+    return refuse("its token is of another job");
+  }
+  return save.key.epoch <= token.epoch
+             ? absl::OkStatus()
+             : refuse(absl::StrCat("its token is of epoch ", token.epoch));
+}
+
 // True if a node may do this in a save, fences apart.
 bool NodeMay(Act act, const SavePath& save) {
   const bool in_data = !save.rest.empty() && IsDataFolder(save.rest[0]);
@@ -142,6 +170,9 @@ absl::Status CheckAct(const Caller& caller,
   if (caller.kind == CallerKind::kNode && (!save || !NodeMay(act, *save))) {
     return Denied(caller, path);
   }
+  if (save) {
+    RETURN_IF_ERROR(CheckToken(caller, *save));
+  }
   // On loopback without identities anyone may do all, but what only trainers write is fenced.
   const bool data = save && act != Act::kWithdraw && NodeMay(act, *save);
   return data ? CheckEpoch(*save, fences) : absl::OkStatus();
@@ -163,6 +194,7 @@ absl::Status CheckPublish(const Caller& caller, std::string_view from, std::stri
       source->job_folder != target->job_folder) {
     return Denied(caller, to);
   }
+  RETURN_IF_ERROR(CheckToken(caller, *source));
   ckpt::AttemptKey aside = source->key;
   aside.attempt += ckpt::kRemovedAttempt;
   return aside == target->key ? absl::OkStatus() : Denied(caller, to);

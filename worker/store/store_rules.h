@@ -5,6 +5,7 @@
 #include <string>
 #include <string_view>
 
+#include "common/job_token.h"
 #include "common/status.h"
 #include "worker/store/fence_book.h"
 
@@ -22,6 +23,10 @@ struct Caller {
   CallerKind kind = CallerKind::kUser;
   std::string text = {};    // "node/n1"
   std::string serial = {};  // of the certificate, in hex; empty where nobody asks for it
+  // A node writes saves of the job that its token names, and of no other. False where the store
+  // knows no key for tokens.
+  bool needs_token = false;
+  absl::StatusOr<JobToken> token = absl::PermissionDeniedError("no token of a job came with it");
 };
 
 // The caller that a certificate's URI names, spiffe://CLUSTER.ravel/node/NAME. Unauthenticated for

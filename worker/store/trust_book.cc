@@ -1,10 +1,12 @@
 #include "worker/store/trust_book.h"
 
+#include <algorithm>
 #include <filesystem>
 #include <system_error>
 
 #include <absl/strings/str_cat.h>
 
+#include "common/crypto.h"
 #include "common/file_writer.h"
 #include "common/json.h"
 #include "common/plain_text.h"
@@ -15,10 +17,12 @@ namespace {
 constexpr int64_t kMaxFileBytes = 64 << 20;
 constexpr size_t kMaxOwnerBytes = 128;
 constexpr size_t kPrefixDigits = 16;
+constexpr size_t kMaxJobKeys = 8;
 
 absl::Status Malformed() {
   return absl::DataLossError(
-      "expected {\"revoked\": [{\"owner\": TEXT, \"serialPrefix\": TEXT, \"revokedMs\": NUMBER}]}");
+      "expected {\"revoked\": [{\"owner\": TEXT, \"serialPrefix\": TEXT, \"revokedMs\": NUMBER}], "
+      "\"jobKeys\": [64 hexadecimal digits]}");
 }
 
 absl::StatusOr<RevokedEnrolment> Parse(const json::Value& value) {
@@ -43,7 +47,33 @@ absl::Status CheckFields(const RevokedEnrolment& revoked) {
   return absl::OkStatus();
 }
 
-std::string Text(const std::vector<RevokedEnrolment>& revoked) {
+absl::Status CheckKeys(const std::vector<std::string>& job_keys) {
+  const bool sized = std::all_of(job_keys.begin(), job_keys.end(), [](const std::string& key) {
+    return key.size() == kSigningKeyBytes;
+  });
+  return sized && job_keys.size() <= kMaxJobKeys
+             ? absl::OkStatus()
+             : absl::InvalidArgumentError("job_keys: expected at most 8 of 32 bytes");
+}
+
+// A file of a release before tokens has none.
+absl::StatusOr<std::vector<std::string>> ParseKeys(const json::Value& file) {
+  const json::Value* const keys = file.Find("jobKeys");
+  std::vector<std::string> parsed;
+  if (keys == nullptr) {
+    return parsed;
+  }
+  if (!keys->is_array()) {
+    return Malformed();
+  }
+  for (const json::Value& key : keys->AsArray()) {
+    parsed.push_back(key.is_string() ? Unhex(key.AsString()) : "");
+  }
+  return CheckKeys(parsed).ok() ? absl::StatusOr<std::vector<std::string>>(parsed) : Malformed();
+}
+
+std::string Text(const std::vector<RevokedEnrolment>& revoked,
+                 const std::vector<std::string>& job_keys) {
   json::Array enrolments;
   for (const RevokedEnrolment& each : revoked) {
     json::Value value;
@@ -54,6 +84,11 @@ std::string Text(const std::vector<RevokedEnrolment>& revoked) {
   }
   json::Value value;
   value.Set("revoked", std::move(enrolments));
+  json::Array keys;
+  for (const std::string& key : job_keys) {
+    keys.push_back(json::Value(Hex(key)));
+  }
+  value.Set("jobKeys", std::move(keys));
   return json::Serialize(value) + "\n";
 }
 
@@ -76,7 +111,9 @@ absl::Status TrustBook::Read(const std::string& text) {
   if (revoked == nullptr || !revoked->is_array()) {
     return Malformed();
   }
+  ASSIGN_OR_RETURN(std::vector<std::string> keys, ParseKeys(*value));
   const MutexLock lock(mutex_);
+  job_keys_ = std::move(keys);
   for (const json::Value& each : revoked->AsArray()) {
     ASSIGN_OR_RETURN(const RevokedEnrolment parsed, Parse(each));
     if (!CheckFields(parsed).ok()) {
@@ -87,7 +124,14 @@ absl::Status TrustBook::Read(const std::string& text) {
   return absl::OkStatus();
 }
 
-absl::Status TrustBook::Keep(const std::vector<RevokedEnrolment>& revoked) {
+std::vector<std::string> TrustBook::job_keys() const {
+  const MutexLock lock(mutex_);
+  return job_keys_;
+}
+
+absl::Status TrustBook::Keep(const std::vector<RevokedEnrolment>& revoked,
+                             const std::vector<std::string>& job_keys) {
+  RETURN_IF_ERROR(CheckKeys(job_keys));
   Owners owners;
   for (const RevokedEnrolment& each : revoked) {
     RETURN_IF_ERROR(CheckFields(each));
@@ -96,8 +140,9 @@ absl::Status TrustBook::Keep(const std::vector<RevokedEnrolment>& revoked) {
   {
     const MutexLock lock(mutex_);
     owners_.swap(owners);
+    job_keys_ = job_keys;
   }
-  return WriteFileAtomically(path_, Text(revoked), FileAccess::kOwner);
+  return WriteFileAtomically(path_, Text(revoked, job_keys), FileAccess::kOwner);
 }
 
 absl::Status TrustBook::Check(std::string_view serial) const {

@@ -1,6 +1,7 @@
 #pragma once
 
-// The enrolments whose certificates are refused, as the coordinator told last. Durable: a store
+// The enrolments whose certificates are refused, and the keys of jobs' tokens, as the coordinator
+// told last. Durable: a store
 // that starts while the coordinator is away refuses what it refused before.
 
 #include <atomic>
@@ -34,9 +35,12 @@ class TrustBook {
 
   // In place of what was known. Holds at once, whether or not it can be written (atomically, mode
   // 0600). InvalidArgument names a malformed field and changes nothing; other errors name the file.
-  absl::Status Keep(const std::vector<RevokedEnrolment>& revoked);
+  absl::Status Keep(const std::vector<RevokedEnrolment>& revoked,
+                    const std::vector<std::string>& job_keys = {});
   // PermissionDenied for a certificate of a revoked enrolment, by its serial number in hex.
   absl::Status Check(std::string_view serial) const;
+  // Keys that verify tokens of jobs, 32 bytes each; none: tokens are not asked for.
+  std::vector<std::string> job_keys() const;
 
   // Notes an answer of the coordinator, changed or not; wall time. 0: none since the start.
   void Heard(int64_t now_ms) { heard_ms_ = now_ms; }
@@ -51,6 +55,7 @@ class TrustBook {
   std::atomic<int64_t> heard_ms_ = 0;
   mutable Mutex mutex_;
   Owners owners_ ABSL_GUARDED_BY(mutex_);
+  std::vector<std::string> job_keys_ ABSL_GUARDED_BY(mutex_);
 };
 
 }  // namespace ravel::store_server

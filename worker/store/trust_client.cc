@@ -145,7 +145,7 @@ absl::Status TrustClient::Take(const v1::GetTrustResponse& response) {
                        .revoked_ms = each.revoked_ms()});
   }
   version_.clear();  // asked for again where it cannot be written
-  RETURN_IF_ERROR(book_->Keep(revoked));
+  RETURN_IF_ERROR(book_->Keep(revoked, {response.job_keys().begin(), response.job_keys().end()}));
   log::Info(absl::StrCat(revoked.size(), " enrolments are revoked"));
   TakeAuthority(response.authority());
   version_ = response.version();

@@ -38,7 +38,8 @@ absl::StatusOr<Assignment> AssignmentFrom(const v1::StartTrainer& start) {
                            .save_at_end = start.save_at_end(),
                            .save_plan_hash = start.save_plan_hash(),
                            .release = start.release(),
-                           .save_attempt = std::max<int64_t>(1, start.save_attempt())};
+                           .save_attempt = std::max<int64_t>(1, start.save_attempt()),
+                           .store_token = start.store_token()};
   auto spec = plan::ParseJob(start.job());
   if (!spec.ok()) {
     return Annotate(spec.status(), "StartTrainer.job");

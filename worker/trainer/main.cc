@@ -14,6 +14,7 @@
 
 #include "common/clock.h"
 #include "common/logging.h"
+#include "common/store/ravel_store_client.h"
 #include "worker/checkpoint/writer.h"
 #include "worker/trainer/command_box.h"
 #include "worker/trainer/daemon_link_proto.h"
@@ -113,6 +114,7 @@ ExitCode RunUnderDaemon(int fd) {
   if (!planned.ok()) {
     return Fail(link, WithCode(planned, ExitCode::kPlanMismatch));
   }
+  store::SetStoreToken(assignment->store_token);
   return Train(link, *assignment);
 }
 

@@ -36,6 +36,7 @@ struct Assignment {
   std::string save_plan_hash = {};  // the coordinator's, of this plan; empty: not compared
   std::string release = {};         // of the daemon; empty: not compared
   int64_t save_attempt = 1;         // in the names of this epoch's saves
+  std::string store_token = {};     // common/job_token.h; a secret
 };
 
 struct ProgressReport {

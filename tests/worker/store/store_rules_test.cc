@@ -7,11 +7,14 @@
 #include <memory>
 #include <string>
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <unistd.h>
 
 namespace ravel::store_server {
 namespace {
+
+using ::testing::HasSubstr;
 
 constexpr char kJob[] = "team/job";
 constexpr char kSave[] = "team/job/step-0000000020.e7.a1.3f2a9c01.tmp";
@@ -95,6 +98,39 @@ TEST_F(StoreRulesTest, NodesPublishNothingButSetAttemptsAside) {
   EXPECT_FALSE(CheckPublish({CallerKind::kCoordinator, "c"}, "", "x").ok());
   EXPECT_FALSE(CheckFence(node).ok());
   EXPECT_TRUE(CheckFence({CallerKind::kCoordinator, "c"}).ok());
+}
+
+TEST_F(StoreRulesTest, ATokenIsGoodForTheSavesOfItsJobAndNode) {
+  const JobToken token{.folder = JobFolderHash(kJob), .job_tag = kTag, .epoch = 7, .node = "n1"};
+  Caller node{.kind = CallerKind::kNode, .text = "node/n1", .needs_token = true};
+  const auto refusal = [&](const std::string& path) {
+    const absl::Status status = CheckAct(node, Act::kWrite, path, *book_);
+    EXPECT_TRUE(status.ok() || absl::IsPermissionDenied(status)) << status;
+    return std::string(status.message());
+  };
+  const std::string file = In(kSave, "model/shard");
+  EXPECT_THAT(refusal(file), HasSubstr("no token of a job"));
+  EXPECT_FALSE(CheckPublish(node, kSave, kAside).ok());
+  EXPECT_FALSE(CheckAct(node, Act::kMakeFolder, kSave, *book_).ok());
+  EXPECT_FALSE(CheckAct(node, Act::kWithdraw, file, *book_).ok());
+  node.token = token;
+  EXPECT_EQ(refusal(file), "");
+  EXPECT_TRUE(CheckPublish(node, kSave, kAside).ok());
+  EXPECT_TRUE(CheckAct(node, Act::kMakeFolder, kSave, *book_).ok());
+  EXPECT_TRUE(CheckAct(node, Act::kWithdraw, file, *book_).ok());
+  EXPECT_EQ(refusal("team/job/step-0000000010.e6.a1.3f2a9c01.tmp/model/shard"), "");
+  EXPECT_THAT(refusal("team/job/step-0000000020.e8.a1.3f2a9c01.tmp/model/shard"),
+              HasSubstr("of epoch 7"));
+  for (const char* other : {"team/other/step-0000000020.e7.a1.3f2a9c01.tmp/model/shard",
+                            "team/job/step-0000000020.e7.a1.3f2a9c02.tmp/model/shard",
+                            "team/job/step-0000000020.e7.a1.tmp/model/shard"}) {
+    EXPECT_THAT(refusal(other), HasSubstr("of another job")) << other;
+  }
+  EXPECT_THAT(refusal(In(kSave, "COMMIT")), HasSubstr("may not change")) << "a token adds nothing";
+  node.text = "node/n2";
+  EXPECT_THAT(refusal(file), HasSubstr("of node/n1"));
+  node = {.kind = CallerKind::kCoordinator, .text = "coordinator", .needs_token = true};
+  EXPECT_EQ(refusal(file), "") << "nodes alone show tokens";
 }
 
 TEST_F(StoreRulesTest, UsersPinAndOperatorsMayAll) {

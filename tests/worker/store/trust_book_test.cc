@@ -3,6 +3,7 @@
 #include <filesystem>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -53,6 +54,30 @@ TEST_F(TrustBookTest, WhatWasToldLastHoldsAlsoAfterARestart) {
   }
   ASSERT_EQ((*book)->Keep({kUser}), absl::OkStatus());
   EXPECT_TRUE((*book)->Check(kCertificateOfNode).ok());
+}
+
+TEST_F(TrustBookTest, KeysOfTokensAreKeptBesideThem) {
+  auto book = TrustBook::Open(Path());
+  EXPECT_TRUE((*book)->job_keys().empty());
+  const std::vector<std::string> keys = {std::string(32, '\x01'), std::string(32, '\xfe')};
+  ASSERT_EQ((*book)->Keep({kNode}, keys), absl::OkStatus());
+  EXPECT_EQ((*book)->job_keys(), keys);
+  book = TrustBook::Open(Path());
+  ASSERT_TRUE(book.ok()) << book.status();
+  EXPECT_EQ((*book)->job_keys(), keys);
+  EXPECT_TRUE(absl::IsInvalidArgument((*book)->Keep({}, {"short"})));
+  EXPECT_TRUE(absl::IsInvalidArgument(
+      (*book)->Keep({}, std::vector<std::string>(9, std::string(32, 'k')))));
+  EXPECT_EQ((*book)->job_keys(), keys);
+  ASSERT_TRUE(WriteFileAtomically(Path(), "{\"revoked\": []}", FileAccess::kOwner).ok());
+  EXPECT_TRUE((*TrustBook::Open(Path()))->job_keys().empty()) << "of an earlier release";
+  for (const char* bad : {"{}", "[1]", "[\"00\"]"}) {
+    ASSERT_TRUE(WriteFileAtomically(Path(),
+                                    std::string("{\"revoked\": [], \"jobKeys\": ") + bad + "}",
+                                    FileAccess::kOwner)
+                    .ok());
+    EXPECT_TRUE(absl::IsDataLoss(TrustBook::Open(Path()).status())) << bad;
+  }
 }
 
 TEST_F(TrustBookTest, AMalformedEntryChangesNothingAndNamesItsField) {

@@ -181,6 +181,17 @@ TEST_F(TrustClientTest, ARevocationHoldsBeforeAndAfterTheCoordinatorIsAway) {
   EXPECT_TRUE(Eventually(seconds(20), [&] { return !IsRefused(); }));
 }
 
+TEST_F(TrustClientTest, KeysOfTokensComeWithTheAnswer) {
+  const auto client = Start();
+  ASSERT_TRUE(client.ok()) << client.status();
+  EXPECT_TRUE(book_->job_keys().empty());
+  answer_.add_job_keys(std::string(32, '\xfe'));
+  answer_.set_version("v2");
+  access_.Answer(answer_);
+  EXPECT_TRUE(Eventually(seconds(20), [&] { return book_->job_keys().size() == 1; }));
+  EXPECT_EQ(book_->job_keys()[0], std::string(32, '\xfe'));
+}
+
 TEST_F(TrustClientTest, WhatHasNotChangedIsToldOnce) {
   const auto client = Start();
   ASSERT_TRUE(client.ok()) << client.status();

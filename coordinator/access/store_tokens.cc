@@ -7,12 +7,8 @@
 #include <absl/strings/ascii.h>
 #include <absl/strings/str_cat.h>
 
-#include "common/ckpt/step_layout.h"
 #include "common/crypto.h"
 #include "common/file_writer.h"
-#include "common/job_token.h"
-#include "common/logging.h"
-#include "common/store/ravel_url.h"
 
 namespace ravel::coordinator {
 namespace {
@@ -41,26 +37,6 @@ absl::StatusOr<StoreTokens> StoreTokens::Open(const std::string& state_dir) {
                      "and jobs that run are to be started again"));
   }
   return StoreTokens(key);
-}
-
-std::string StoreTokens::For(std::string_view root,
-                             std::string_view job_uid,
-                             int64_t epoch,
-                             const std::string& node) const {
-  const absl::StatusOr<store::RavelUrl> folder = store::ParseRavelUrl(root);
-  if (!folder.ok()) {
-    return "";
-  }
-  absl::StatusOr<std::string> token = FormatJobToken({.folder = JobFolderHash(folder->path),
-                                                      .job_tag = ckpt::JobTag(job_uid),
-                                                      .epoch = epoch,
-                                                      .node = node},
-                                                     private_key_);
-  if (!token.ok()) {
-    log::Warning(absl::StrCat("no token for a store: ", std::string(token.status().message())));
-    return "";
-  }
-  return *std::move(token);
 }
 
 }  // namespace ravel::coordinator

@@ -3,10 +3,9 @@
 // The coordinator's tokens for nodes that write to ravel-store (common/job_token.h). Their key lies
 // in the state folder, so that a restarted coordinator's are those of before.
 
-#include <cstdint>
 #include <string>
-#include <string_view>
 
+#include "common/job_token.h"
 #include "common/status.h"
 
 namespace ravel::coordinator {
@@ -19,12 +18,10 @@ class StoreTokens {
   static absl::StatusOr<StoreTokens> Open(const std::string& state_dir);
 
   const std::string& public_key() const { return public_key_; }
-  // For a node of the job's epoch. `root`: URL of the job's folder; empty answer where that is in
-  // no ravel-store.
-  std::string For(std::string_view root,
-                  std::string_view job_uid,
-                  int64_t epoch,
-                  const std::string& node) const;
+  // As a node shows it. InvalidArgument for a node id that has spaces.
+  absl::StatusOr<std::string> Sign(const JobToken& token) const {
+    return FormatJobToken(token, private_key_);
+  }
 
  private:
   explicit StoreTokens(std::string private_key);

@@ -15,9 +15,12 @@
 
 #include <absl/strings/str_cat.h>
 
+#include "common/ckpt/step_layout.h"
 #include "common/clock.h"
+#include "common/job_token.h"
 #include "common/logging.h"
 #include "common/plain_text.h"
+#include "common/store/ravel_url.h"
 #include "coordinator/access/access_registry.h"
 #include "coordinator/api/access_gate_service.h"
 #include "coordinator/api/fleet_messages_proto.h"
@@ -31,6 +34,24 @@ constexpr size_t kChunkBytes = 1 << 20;
 constexpr int kCredit = 256;  // messages of one node that may wait for the strand
 constexpr size_t kMaxToldName = 128;
 constexpr size_t kMaxQueued = 100'000;  // messages to one node that does not read
+
+// For saves of the job in a ravel-store; empty where it saves elsewhere.
+std::string TokenFor(const StoreTokens& tokens,
+                     const v1::StartTrainer& start,
+                     const std::string& node) {
+  const absl::StatusOr<store::RavelUrl> root = store::ParseRavelUrl(start.checkpoint_root());
+  if (!root.ok()) {
+    return "";
+  }
+  const absl::StatusOr<std::string> token = tokens.Sign({.folder = JobFolderHash(root->path),
+                                                         .job_tag = ckpt::JobTag(start.job_uid()),
+                                                         .epoch = start.epoch(),
+                                                         .node = node});
+  if (!token.ok()) {
+    log::Warning(absl::StrCat("no token for a store: ", std::string(token.status().message())));
+  }
+  return token.value_or("");
+}
 
 // Streams one plan in chunks, then deletes itself.
 class PlanStream : public grpc::ServerWriteReactor<v1::PlanChunk> {
@@ -285,8 +306,7 @@ void FleetService::Send(StreamId stream, DownMessage message) {
   v1::Down down = ToProto(message);
   if (access_ != nullptr && down.has_launch()) {
     for (v1::StartTrainer& start : *down.mutable_launch()->mutable_trainers()) {
-      start.set_store_token(access_->store_tokens().For(
-          start.checkpoint_root(), start.job_uid(), start.epoch(), target->node()));
+      start.set_store_token(TokenFor(access_->store_tokens(), start, target->node()));
     }
   }
   target->Push(std::move(down));

@@ -532,8 +532,9 @@ absl::StatusOr<std::optional<SettledSave>> StoreCheckpointKeeper::Release(
   RETURN_IF_ERROR(CheckOurs(files, job));
   ASSIGN_OR_RETURN(const std::optional<SettledSave> settled,
                    SettleNewest(files, job, query, clock_->WallMs()));
-  // Tokens of nodes die with their epoch, also where no other one follows.
-  RETURN_IF_ERROR(files.Fence("", ckpt::JobTag(job.uid), query.rollback_epoch + 1));
+  // Tokens of nodes die with their epoch, also where no other one follows. The epoch that is named
+  // here is that of the next launch, if there is one.
+  RETURN_IF_ERROR(files.Fence("", ckpt::JobTag(job.uid), query.rollback_epoch));
   RETURN_IF_ERROR(CleanAttemptsOf(files, job.uid, EndOfOwn(query.rollback_epoch + 1)));
   return settled;
 }

@@ -160,7 +160,7 @@ TEST_P(TwoCoordinatorsTest, OneThatWasBelievedDeadChangesNoStep) {
   old_->coordinator().Signal(SIGCONT);
   old_->LetTrainersGo();
   const std::string refused = "is committed already, by epoch 2";
-  const std::string fenced = "the job is in epoch 2";
+  const std::string fenced = "epoch 1 is over";
   ASSERT_TRUE(Eventually(seconds(90), [&] {
     const std::string events = old_->Ctl({"events", "job"}).out;
     return absl::StrContains(events, refused) || absl::StrContains(events, fenced);

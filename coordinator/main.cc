@@ -69,8 +69,26 @@ struct Flags {
   int64_t raise_term = 0;
   std::string http_listen = "off";
   std::string http_port_file;
+  std::string http_token_file;   // empty: plaintext on loopback
+  std::string http_certificate;  // empty: the coordinator's own
+  std::string http_key;
   bool enable_faults = false;
 };
+
+// The coordinator's own certificate has the names of its address, so it serves the pages, too.
+http::PageFlags PageFlagsOf(const Flags& flags) {
+  http::PageFlags pages = {.listen = flags.http_listen,
+                           .token_file = flags.http_token_file,
+                           .certificate_file = flags.http_certificate,
+                           .key_file = flags.http_key};
+  if (pages.certificate_file.empty() && pages.key_file.empty() && !flags.dev_loopback) {
+    AuthorityFiles own;  // their paths alone
+    own.folder = flags.state_dir + "/tls";
+    pages.certificate_file = own.ServerPath();
+    pages.key_file = own.ServerKeyPath();
+  }
+  return pages;
+}
 
 // Empty, or what is wrong.
 std::string Check(const Flags& flags, ControllerOptions& options) {
@@ -99,9 +117,9 @@ std::string Check(const Flags& flags, ControllerOptions& options) {
         "--step-timeout ", flags.step_timeout, ": expected a duration of at least 1s");
   }
   if (flags.http_listen != "off") {
-    const absl::Status pages = CheckLoopbackListener(flags.http_listen);
+    const absl::Status pages = http::SecurityOf(PageFlagsOf(flags)).status();
     if (!pages.ok()) {
-      return absl::StrCat("--http-listen ", pages.message());
+      return std::string(pages.message());
     }
   }
   options.detection_ms = *detection;
@@ -351,7 +369,7 @@ absl::StatusOr<std::unique_ptr<http::Server>> ServePages(const Flags& flags,
   const double start_seconds = static_cast<double>(SystemClock::Get().WallMs()) / 1000;
   ASSIGN_OR_RETURN(
       std::unique_ptr<http::Server> pages,
-      ServeHttpPages(flags.http_listen,
+      ServeHttpPages(PageFlagsOf(flags),
                      {.strand = strand,
                       .controller = controller,
                       .writable = [&] { return writer.works() && !machinery.disk.low(); },
@@ -477,6 +495,24 @@ int Run(const Flags& flags, const ControllerOptions& options, const sigset_t& si
   return code;
 }
 
+void AddHttpFlags(CLI::App& app, Flags& flags) {
+  app.add_option("--http-listen",
+                 flags.http_listen,
+                 "address of /livez, /readyz and /metrics, such as 127.0.0.1:7071; port 0 takes a "
+                 "free one; off: none")
+      ->capture_default_str();
+  app.add_option(
+      "--http-port-file", flags.http_port_file, "written with the port of --http-listen");
+  app.add_option("--http-token-file",
+                 flags.http_token_file,
+                 "file of tokens, one a line: the pages are served over TLS, and /metrics to who "
+                 "shows one (Authorization: Bearer)");
+  app.add_option("--http-certificate",
+                 flags.http_certificate,
+                 "PEM file of the certificate that the pages show; default: the coordinator's own");
+  app.add_option("--http-key", flags.http_key, "PEM file of its key");
+}
+
 }  // namespace
 }  // namespace ravel::coordinator
 
@@ -507,13 +543,7 @@ int main(int argc, char** argv) {
                  flags.raise_term,
                  "begin with this term at least: once, after a backup of the state was restored")
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 40));
-  app.add_option("--http-listen",
-                 flags.http_listen,
-                 "address of /livez, /readyz and /metrics, such as 127.0.0.1:7071; port 0 takes a "
-                 "free one; off: none")
-      ->capture_default_str();
-  app.add_option(
-      "--http-port-file", flags.http_port_file, "written with the port of --http-listen");
+  ravel::coordinator::AddHttpFlags(app, flags);
   app.add_flag("--enable-faults", flags.enable_faults, "do what RAVEL_FAULTS says; for tests");
   app.set_version_flag("--version", ravel::coordinator::kVersion);
   AddSetupVerbs(app, setup);

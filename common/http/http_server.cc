@@ -8,14 +8,19 @@
 
 #include <array>
 #include <atomic>
+#include <filesystem>
 #include <optional>
 #include <string>
+#include <system_error>
 #include <thread>
+#include <type_traits>
 #include <utility>
 
 #include <absl/strings/str_cat.h>
 #include <boost/asio/ip/tcp.hpp>
 #include <boost/asio/post.hpp>
+#include <boost/asio/ssl/context.hpp>
+#include <boost/asio/ssl/stream.hpp>
 #include <boost/asio/steady_timer.hpp>
 #include <boost/beast/core/flat_buffer.hpp>
 #include <boost/beast/http/empty_body.hpp>
@@ -26,6 +31,8 @@
 #include <boost/beast/http/write.hpp>
 #include <pthread.h>
 
+#include "common/file_writer.h"
+#include "common/http/page_access.h"
 #include "common/net_address.h"
 
 namespace ravel::http {
@@ -41,6 +48,60 @@ constexpr milliseconds kAcceptPause{100};     // after a failed accept: no descr
 constexpr milliseconds kCloseLimit{1000};     // for the client to close after it was answered
 constexpr size_t kMostAfterAnswer = 1 << 20;  // bytes of a body that nobody asked for
 
+using TlsStream = asio::ssl::stream<tcp::socket>;
+
+constexpr int64_t kMaxPemBytes = 256 << 10;
+
+// The certificate that new connections get. One thread's.
+class Tls {
+ public:
+  explicit Tls(ServerSecurity security) : security_(std::move(security)) {}
+
+  // Reads the files if they have changed. After an error the certificate of before is shown on:
+  // while it is replaced, it is for a moment that of another key.
+  absl::Status Renew() {
+    const auto times = std::pair(TimeOf(security_.certificate_file), TimeOf(security_.key_file));
+    if (context_ != nullptr && times == times_) {
+      return absl::OkStatus();
+    }
+    ASSIGN_OR_RETURN(const std::string certificate,
+                     ReadWholeFile(security_.certificate_file, kMaxPemBytes));
+    ASSIGN_OR_RETURN(const std::string key, ReadWholeFile(security_.key_file, kMaxPemBytes));
+    auto context = std::make_shared<asio::ssl::context>(asio::ssl::context::tls_server);
+    error_code error;
+    context->set_options(asio::ssl::context::no_sslv3 | asio::ssl::context::no_tlsv1 |
+                             asio::ssl::context::no_tlsv1_1,
+                         error);
+    if (!error) {
+      context->use_certificate_chain(asio::buffer(certificate), error);
+    }
+    if (error) {
+      return absl::InvalidArgumentError(
+          absl::StrCat(security_.certificate_file, ": ", error.message()));
+    }
+    context->use_private_key(asio::buffer(key), asio::ssl::context::pem, error);
+    if (error) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          security_.key_file, ": ", error.message(), "; is it that of the certificate?"));
+    }
+    context_ = std::move(context);
+    times_ = times;
+    return absl::OkStatus();
+  }
+  // Null before the first Renew that succeeded.
+  const std::shared_ptr<asio::ssl::context>& context() const { return context_; }
+
+ private:
+  static std::filesystem::file_time_type TimeOf(const std::string& path) {
+    std::error_code error;
+    return std::filesystem::last_write_time(path, error);
+  }
+
+  const ServerSecurity security_;
+  std::shared_ptr<asio::ssl::context> context_;
+  std::pair<std::filesystem::file_time_type, std::filesystem::file_time_type> times_;
+};
+
 // The server's own, and for a moment a page's that answers while the server ends.
 struct Shared {
   ServerOptions options;
@@ -50,12 +111,18 @@ struct Shared {
   asio::io_context context{1};  // goes first, and with it the handlers that hold connections
 };
 
-class Connection : public std::enable_shared_from_this<Connection> {
+// Stream: tcp::socket or TlsStream.
+template <typename Stream>
+class Connection : public std::enable_shared_from_this<Connection<Stream>> {
  public:
-  Connection(tcp::socket socket, const std::shared_ptr<Shared>& shared)
+  // `tls`: outlives the stream; null for plaintext.
+  Connection(Stream stream,
+             std::shared_ptr<asio::ssl::context> tls,
+             const std::shared_ptr<Shared>& shared)
       : shared_(shared.get()),
         weak_shared_(shared),
-        socket_(std::move(socket)),
+        tls_(std::move(tls)),
+        socket_(std::move(stream)),
         timer_(shared_->context),
         buffer_(shared_->options.max_header_bytes) {
     ++shared_->connections;
@@ -67,17 +134,27 @@ class Connection : public std::enable_shared_from_this<Connection> {
 
   void Run() {
     CloseAfter(shared_->options.request_limit);
-    beast::http::async_read_header(
-        socket_, buffer_, parser_, [self = shared_from_this()](error_code error, size_t) {
-          self->OnHeader(error);
-        });
+    if constexpr (std::is_same_v<Stream, TlsStream>) {
+      socket_.async_handshake(asio::ssl::stream_base::server,
+                              [self = this->shared_from_this()](error_code error) {
+                                error ? self->Close() : self->ReadHeader();
+                              });
+    } else {
+      ReadHeader();
+    }
   }
 
  private:
+  void ReadHeader() {
+    beast::http::async_read_header(
+        socket_, buffer_, parser_, [self = this->shared_from_this()](error_code error, size_t) {
+          self->OnHeader(error);
+        });
+  }
   // Bounds what comes next: the socket is closed, and its handlers see an error.
   void CloseAfter(milliseconds limit) {
     timer_.expires_after(limit);
-    timer_.async_wait([self = shared_from_this()](error_code error) {
+    timer_.async_wait([self = this->shared_from_this()](error_code error) {
       if (!error) {
         self->Close();
       }
@@ -85,7 +162,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
   }
   void Close() {
     error_code ignored;
-    socket_.close(ignored);
+    socket_.lowest_layer().close(ignored);
     timer_.cancel();
   }
 
@@ -121,14 +198,23 @@ class Connection : public std::enable_shared_from_this<Connection> {
       Send({404, absl::StrCat("no such page; there are:", known, "\n")});
       return;
     }
+    if (shared_->options.security && target != "/livez" && target != "/readyz") {
+      const auto shown = request[beast::http::field::authorization];
+      const absl::Status allowed = CheckToken(std::string_view(shown.data(), shown.size()),
+                                              shared_->options.security->token_file);
+      if (!allowed.ok()) {
+        Send({absl::IsUnavailable(allowed) ? 503 : 401, absl::StrCat(allowed.message(), "\n")});
+        return;
+      }
+    }
     timer_.expires_after(shared_->options.page_limit);
-    timer_.async_wait([self = shared_from_this()](error_code stopped) {
+    timer_.async_wait([self = this->shared_from_this()](error_code stopped) {
       if (!stopped) {
         self->Send({503, "no answer in time\n"});
       }
     });
     // Weak on both: an answer may come when connection and server are gone.
-    page->second([weak = weak_from_this(), weak_shared = weak_shared_](Answer answer) {
+    page->second([weak = this->weak_from_this(), weak_shared = weak_shared_](Answer answer) {
       if (const std::shared_ptr<Shared> server = weak_shared.lock()) {
         asio::post(server->context, [weak, answer = std::move(answer)]() mutable {
           if (const std::shared_ptr<Connection> self = weak.lock()) {
@@ -140,7 +226,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
   }
 
   void Send(Answer answer) {
-    if (sending_ || !socket_.is_open()) {
+    if (sending_ || !socket_.lowest_layer().is_open()) {
       return;
     }
     sending_ = true;
@@ -154,6 +240,9 @@ class Connection : public std::enable_shared_from_this<Connection> {
     response_.set(beast::http::field::content_type, answer.content_type);
     response_.set(beast::http::field::cache_control, "no-store");
     response_.set("X-Content-Type-Options", "nosniff");
+    if (answer.status == 401) {
+      response_.set(beast::http::field::www_authenticate, "Bearer");
+    }
     if (answer.status == 405) {
       response_.set(beast::http::field::allow, "GET, HEAD");
     }
@@ -163,7 +252,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
     }
     CloseAfter(shared_->options.send_limit);
     serializer_.emplace(response_);
-    const auto sent = [self = shared_from_this()](error_code error, size_t) {
+    const auto sent = [self = this->shared_from_this()](error_code error, size_t) {
       self->OnSent(error);
     };
     if (head_) {
@@ -180,13 +269,19 @@ class Connection : public std::enable_shared_from_this<Connection> {
       Close();
       return;
     }
-    socket_.shutdown(tcp::socket::shutdown_send, error);
     CloseAfter(kCloseLimit);
-    Discard();
+    if constexpr (std::is_same_v<Stream, TlsStream>) {
+      // Sends the end of the stream, then waits for that of the client.
+      socket_.async_shutdown(
+          [self = this->shared_from_this()](error_code /*ended*/) { self->Close(); });
+    } else {
+      socket_.shutdown(tcp::socket::shutdown_send, error);
+      Discard();
+    }
   }
   void Discard() {
     socket_.async_read_some(asio::buffer(discarded_),
-                            [self = shared_from_this()](error_code error, size_t bytes) {
+                            [self = this->shared_from_this()](error_code error, size_t bytes) {
                               self->discarded_bytes_ += bytes;
                               if (error || self->discarded_bytes_ > kMostAfterAnswer) {
                                 self->Close();
@@ -198,7 +293,8 @@ class Connection : public std::enable_shared_from_this<Connection> {
 
   Shared* const shared_;  // holds the io_context, and with it this connection
   const std::weak_ptr<Shared> weak_shared_;
-  tcp::socket socket_;
+  const std::shared_ptr<asio::ssl::context> tls_;
+  Stream socket_;
   asio::steady_timer timer_;
   beast::flat_buffer buffer_;
   beast::http::request_parser<beast::http::empty_body> parser_;
@@ -215,6 +311,9 @@ class BeastServer : public Server {
   explicit BeastServer(ServerOptions options)
       : shared_(std::make_shared<Shared>()), acceptor_(shared_->context), pause_(shared_->context) {
     shared_->options = std::move(options);
+    if (shared_->options.security) {
+      tls_.emplace(*shared_->options.security);
+    }
   }
   ~BeastServer() override {
     shared_->context.stop();
@@ -224,6 +323,9 @@ class BeastServer : public Server {
   }
 
   absl::Status Listen() {
+    if (tls_) {
+      RETURN_IF_ERROR(tls_->Renew());
+    }
     const std::string& listen = shared_->options.listen;
     ASSIGN_OR_RETURN(const HostPort place, ParseHostPort(listen));
     error_code error;
@@ -274,12 +376,25 @@ class BeastServer : public Server {
       if (shared_->connections >= shared_->options.max_connections) {
         ++shared_->refused;  // the socket closes as it goes
       } else {
-        std::make_shared<Connection>(std::move(socket), shared_)->Run();
+        Serve(std::move(socket));
       }
       Accept();
     });
   }
 
+  void Serve(tcp::socket socket) {
+    if (!tls_) {
+      std::make_shared<Connection<tcp::socket>>(std::move(socket), nullptr, shared_)->Run();
+      return;
+    }
+    tls_->Renew().IgnoreError();
+    const std::shared_ptr<asio::ssl::context> context = tls_->context();
+    std::make_shared<Connection<TlsStream>>(
+        TlsStream(std::move(socket), *context), context, shared_)
+        ->Run();
+  }
+
+  std::optional<Tls> tls_;                // of the thread, once that runs
   const std::shared_ptr<Shared> shared_;  // goes last: the others use its io_context
   tcp::acceptor acceptor_;
   asio::steady_timer pause_;

@@ -7,9 +7,10 @@
 
 namespace ravel::coordinator {
 
-absl::StatusOr<std::unique_ptr<http::Server>> ServeHttpPages(const std::string& listen,
+absl::StatusOr<std::unique_ptr<http::Server>> ServeHttpPages(const http::PageFlags& flags,
                                                              HttpPagesParts parts) {
-  http::ServerOptions options = {.listen = listen, .pages = {}};
+  http::ServerOptions options = {.listen = flags.listen, .pages = {}};
+  ASSIGN_OR_RETURN(options.security, http::SecurityOf(flags));
   options.pages["/livez"] = [strand = parts.strand](http::Respond respond) {
     strand->PostNamed("livez", [respond = std::move(respond)] { respond({200, "alive\n"}); });
   };

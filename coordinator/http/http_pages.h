@@ -7,6 +7,7 @@
 #include <string>
 
 #include "common/http/http_server.h"
+#include "common/http/page_access.h"
 #include "coordinator/http/metrics_page.h"
 #include "coordinator/jobs/executor.h"
 #include "coordinator/jobs/job_controller.h"
@@ -27,7 +28,7 @@ struct HttpPagesParts {
 // /livez: 200 when the controller's strand takes its turn in time. /readyz: 200 when it does and
 // the store takes changes; else 503 with the reason. The state is recovered before the server
 // starts.
-absl::StatusOr<std::unique_ptr<http::Server>> ServeHttpPages(const std::string& listen,
+absl::StatusOr<std::unique_ptr<http::Server>> ServeHttpPages(const http::PageFlags& flags,
                                                              HttpPagesParts parts);
 
 }  // namespace ravel::coordinator

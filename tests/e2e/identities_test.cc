@@ -251,6 +251,38 @@ TEST_F(IdentitiesTest, OnlyTlsThatIsNewEnoughIsSpoken) {
   EXPECT_EQ(stranger.exit_code, kUnreachable) << stranger.err;
 }
 
+TEST_F(IdentitiesTest, PagesBeyondThisHostNeedTlsAndAToken) {
+  ASSERT_NO_FATAL_FAILURE(Start({.page_tokens = "0123456789abcdef\n"}));
+  const auto get = [&](const std::string& page, const std::string& header) {
+    // Sends the request over openssl's own connection, which checks the coordinator's name.
+    const RunResult got = cluster_->Run(
+        {"/bin/sh",
+         "-c",
+         absl::StrCat("printf 'GET ",
+                      page,
+                      " HTTP/1.1\\r\\nHost: x\\r\\n",
+                      header,
+                      "\\r\\n' | openssl s_client -quiet -verify_return_error -verify_ip 127.0.0.1 "
+                      "-CAfile ",
+                      cluster_->folder(),
+                      "/state/tls/ca.pem -connect 127.0.0.1:",
+                      cluster_->http_port(),
+                      " 2>/dev/null")});
+    return got.out;
+  };
+  EXPECT_THAT(get("/readyz", ""), HasSubstr("200 OK"));
+  EXPECT_THAT(get("/metrics", ""), HasSubstr("401 Unauthorized"));
+  EXPECT_THAT(get("/metrics", "Authorization: Bearer 0123456789abcdef\\r\\n"),
+              HasSubstr("ravel_build_info"));
+  const RunResult refused = cluster_->Run({BinaryPath("ravel-coordinator"),
+                                           "--state-dir",
+                                           cluster_->folder() + "/state",
+                                           "--http-listen",
+                                           "0.0.0.0:0"});
+  EXPECT_EQ(refused.exit_code, 2);
+  EXPECT_THAT(refused.err, HasSubstr("--http-token-file"));
+}
+
 TEST_F(IdentitiesTest, CertificatesAreRenewedUnderARunningJob) {
   ASSERT_NO_FATAL_FAILURE(Start({.certificate_time = "6s"}));
   ASSERT_NO_FATAL_FAILURE(JoinAndStart("n1"));

@@ -258,6 +258,17 @@ absl::Status SecureCluster::StartCoordinator() {
                                       options_.detection}) {
     process.arguments.push_back(argument);
   }
+  if (!options_.page_tokens.empty()) {
+    WriteText(folder() + "/page-tokens", options_.page_tokens);
+    for (const std::string& argument : {std::string("--http-listen"),
+                                        std::string("0.0.0.0:0"),
+                                        std::string("--http-token-file"),
+                                        folder() + "/page-tokens",
+                                        std::string("--http-port-file"),
+                                        folder() + "/http-port"}) {
+      process.arguments.push_back(argument);
+    }
+  }
   process.output_path = process.error_path = folder() + "/coordinator.log";
   ASSIGN_OR_RETURN(coordinator_, ChildProcess::Start(process));
   const bool up = Eventually(kStartTime, [&] {
@@ -272,6 +283,10 @@ absl::Status SecureCluster::StartCoordinator() {
   address_ = absl::StrCat(six ? "[" : "", name, six ? "]:" : ":", port_);
   listen_ = absl::StrCat(listen_.substr(0, listen_.rfind(':')), ":", port_);
   return absl::OkStatus();
+}
+
+std::string SecureCluster::http_port() const {
+  return std::string(absl::StripAsciiWhitespace(ReadText(folder() + "/http-port")));
 }
 
 absl::Status SecureCluster::RestartCoordinator() {

@@ -66,6 +66,8 @@ struct SecureOptions {
   std::string certificate_time = "24h";
   std::string detection = "5s";
   std::vector<std::string> init_flags = {};  // of `ravel-coordinator init`, beyond names and state
+  // Tokens of its pages, which it then serves at 0.0.0.0; empty: it serves none.
+  std::string page_tokens = {};
 };
 
 // Used only from the test's main thread.
@@ -78,6 +80,7 @@ class SecureCluster {
   const std::string& folder() const { return scratch_.path(); }
   const std::string& address() const { return address_; }
   int port() const { return port_; }
+  std::string http_port() const;
   absl::Status RestartCoordinator();
   void KillCoordinator() { coordinator_->Kill(); }
 

@@ -111,9 +111,9 @@ Daemon::~Daemon() {
   fleet_.reset();
 }
 
-absl::Status Daemon::ServeHttp(const std::string& listen, const std::string& port_file) {
+absl::Status Daemon::ServeHttp(const http::PageFlags& flags, const std::string& port_file) {
   ASSIGN_OR_RETURN(http_,
-                   ServeDaemonPages(listen,
+                   ServeDaemonPages(flags,
                                     {.post =
                                          [this](std::function<void()> work) {
                                            asio::post(loop_->context, std::move(work));

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "common/http/http_server.h"
+#include "common/http/page_access.h"
 #include "common/net_address.h"
 #include "worker/daemon/certificate_renewal.h"
 #include "worker/daemon/daemon_pages.h"
@@ -72,7 +73,7 @@ class Daemon {
 
   // Before Run: /livez, /readyz and /metrics on `listen`, answered by Run's event loop. Writes the
   // port to `port_file`, if that is not empty.
-  absl::Status ServeHttp(const std::string& listen, const std::string& port_file);
+  absl::Status ServeHttp(const http::PageFlags& flags, const std::string& port_file);
   // Until SIGTERM, SIGINT, Stop or a coordinator that rejects this node for good; the exit code.
   int Run();
   // Thread-safe. Stops the trainers, tells the coordinator, and lets Run return.

@@ -71,9 +71,10 @@ std::string DaemonMetricsPage(const DaemonMetrics& metrics) {
   return out.Take();
 }
 
-absl::StatusOr<std::unique_ptr<http::Server>> ServeDaemonPages(const std::string& listen,
+absl::StatusOr<std::unique_ptr<http::Server>> ServeDaemonPages(const http::PageFlags& flags,
                                                                DaemonPagesParts parts) {
-  http::ServerOptions options = {.listen = listen, .pages = {}};
+  http::ServerOptions options = {.listen = flags.listen, .pages = {}};
+  ASSIGN_OR_RETURN(options.security, http::SecurityOf(flags));
   options.pages["/livez"] = [parts](http::Respond respond) {
     parts.post([respond = std::move(respond)] { respond({200, "alive\n"}); });
   };

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "common/http/http_server.h"
+#include "common/http/page_access.h"
 #include "common/latency_histogram.h"
 #include "common/status.h"
 
@@ -46,7 +47,7 @@ struct DaemonPagesParts {
 
 // /livez: 200 when the event loop takes its turn in time: it says nothing of coordinator or
 // trainers. /readyz: 200 when the node is registered and does not stop; else 503 with the reason.
-absl::StatusOr<std::unique_ptr<http::Server>> ServeDaemonPages(const std::string& listen,
+absl::StatusOr<std::unique_ptr<http::Server>> ServeDaemonPages(const http::PageFlags& flags,
                                                                DaemonPagesParts parts);
 std::string DaemonMetricsPage(const DaemonMetrics& metrics);
 

@@ -57,11 +57,22 @@ struct Flags {
   std::string notice_file;  // empty: none
   std::string http_listen = "off";
   std::string http_port_file;
+  std::string http_token_file;   // empty: plaintext on loopback
+  std::string http_certificate;  // with a token file
+  std::string http_key;
   bool enable_faults = false;
 };
 
 constexpr char kLoopback[] = "127.0.0.1";
 constexpr char kDefaultCoordinator[] = "127.0.0.1:7070";
+
+// A node's certificate is none of a server, so the pages have one of their own.
+http::PageFlags PageFlagsOf(const Flags& flags) {
+  return {.listen = flags.http_listen,
+          .token_file = flags.http_token_file,
+          .certificate_file = flags.http_certificate,
+          .key_file = flags.http_key};
+}
 
 absl::StatusOr<HostPort> ParseCoordinator(const std::string& text) {
   absl::StatusOr<HostPort> coordinator = ParseHostPort(text);
@@ -258,7 +269,7 @@ int Start(const Flags& flags) {
     ready = flags.dev_loopback ? SetLoopback(flags, options) : SetJoined(flags, options);
   }
   if (ready.ok() && flags.http_listen != "off") {
-    ready = Annotate(CheckLoopbackListener(flags.http_listen), "--http-listen");
+    ready = http::SecurityOf(PageFlagsOf(flags)).status();
   }
   ready = ready.ok() ? CheckTrainer(options.trainer_program) : ready;
   const absl::StatusOr<std::string> lock =
@@ -295,7 +306,7 @@ int Start(const Flags& flags) {
   }
   Daemon daemon(std::move(options));
   if (flags.http_listen != "off") {
-    const absl::Status served = daemon.ServeHttp(flags.http_listen, flags.http_port_file);
+    const absl::Status served = daemon.ServeHttp(PageFlagsOf(flags), flags.http_port_file);
     if (!served.ok()) {  // the address may be free soon
       std::fprintf(
           stderr, "ravel-worker: --http-listen: %s\n", std::string(served.message()).c_str());
@@ -313,6 +324,14 @@ void AddHttpFlags(CLI::App& app, Flags& flags) {
       ->capture_default_str();
   app.add_option(
       "--http-port-file", flags.http_port_file, "Written with the port of --http-listen");
+  app.add_option("--http-token-file",
+                 flags.http_token_file,
+                 "File of tokens, one a line: the pages are served over TLS, and /metrics to who "
+                 "shows one (Authorization: Bearer)");
+  app.add_option("--http-certificate",
+                 flags.http_certificate,
+                 "PEM file of the certificate that the pages show, with --http-token-file");
+  app.add_option("--http-key", flags.http_key, "PEM file of its key");
 }
 
 struct JoinFlags {

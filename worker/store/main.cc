@@ -62,6 +62,9 @@ struct Flags {
   std::string port_file;
   std::string http_listen = "off";
   std::string http_port_file;
+  std::string http_token_file;   // empty: plaintext on loopback
+  std::string http_certificate;  // empty: that of --identity
+  std::string http_key;
   bool enable_faults = false;
 };
 
@@ -76,6 +79,18 @@ void KeepMessageMemory() {
 int Complain(int code, const std::string& message) {
   std::fprintf(stderr, "ravel-store: %s\n", message.c_str());
   return code;
+}
+
+http::PageFlags PageFlagsOf(const Flags& flags) {
+  http::PageFlags pages = {.listen = flags.http_listen,
+                           .token_file = flags.http_token_file,
+                           .certificate_file = flags.http_certificate,
+                           .key_file = flags.http_key};
+  if (pages.certificate_file.empty() && pages.key_file.empty() && !flags.identity.empty()) {
+    pages.certificate_file = flags.identity + "/certificate.pem";
+    pages.key_file = flags.identity + "/key.pem";
+  }
+  return pages;
 }
 
 // Empty, or what is wrong.
@@ -109,9 +124,9 @@ std::string Check(const Flags& flags, int64_t* part_age_ms) {
   }
   *part_age_ms = *age;
   if (flags.http_listen != "off") {
-    const absl::Status pages = CheckLoopbackListener(flags.http_listen);
+    const absl::Status pages = http::SecurityOf(PageFlagsOf(flags)).status();
     if (!pages.ok()) {
-      return absl::StrCat("--http-listen ", std::string(pages.message()));
+      return std::string(pages.message());
     }
   }
   return "";
@@ -189,7 +204,7 @@ absl::StatusOr<std::unique_ptr<http::Server>> ServePages(const Flags& flags,
                                                          const TrustBook* trust) {
   std::unique_ptr<http::Server> pages;
   if (flags.http_listen != "off") {
-    ASSIGN_OR_RETURN(pages, ServeStorePages(flags.http_listen, disks, service, trust));
+    ASSIGN_OR_RETURN(pages, ServeStorePages(PageFlagsOf(flags), disks, service, trust));
     if (!flags.http_port_file.empty()) {
       RETURN_IF_ERROR(WriteFileAtomically(flags.http_port_file, absl::StrCat(pages->port(), "\n")));
     }
@@ -301,6 +316,14 @@ void AddOptions(CLI::App& app, Flags& flags) {
                  "Address of /livez, /readyz and /metrics on this host; off: none")
       ->capture_default_str();
   app.add_option("--http-port-file", flags.http_port_file, "Written with its port");
+  app.add_option("--http-token-file",
+                 flags.http_token_file,
+                 "File of tokens, one a line: the pages are served over TLS, and /metrics to who "
+                 "shows one (Authorization: Bearer)");
+  app.add_option("--http-certificate",
+                 flags.http_certificate,
+                 "PEM file of the certificate that the pages show; default: that of --identity");
+  app.add_option("--http-key", flags.http_key, "PEM file of its key");
   app.add_flag("--enable-faults", flags.enable_faults, "Do what RAVEL_FAULTS says; for tests");
   app.set_version_flag("--version", std::string(kVersion));
 }

@@ -38,12 +38,13 @@ std::string Metrics(const DiskSet& disks, const StoreService& service, const Tru
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<http::Server>> ServeStorePages(const std::string& listen,
+absl::StatusOr<std::unique_ptr<http::Server>> ServeStorePages(const http::PageFlags& flags,
                                                               const DiskSet* disks,
                                                               const StoreService* service,
                                                               const TrustBook* trust) {
   http::ServerOptions options;
-  options.listen = listen;
+  options.listen = flags.listen;
+  ASSIGN_OR_RETURN(options.security, http::SecurityOf(flags));
   const auto good = [](const http::Respond& respond) { respond({.body = "ok\n"}); };
   options.pages["/livez"] = good;
   options.pages["/readyz"] = [disks](const http::Respond& respond) {

@@ -132,7 +132,7 @@ class FakeStrand : public Executor {
 TEST(HttpPagesTest, ProbesSayWhetherTheStrandAndTheStoreWork) {
   FakeStrand strand;
   std::atomic<bool> writable = true;
-  const auto server = ServeHttpPages("127.0.0.1:0",
+  const auto server = ServeHttpPages({.listen = "127.0.0.1:0", .token_file = {}},
                                      {.strand = &strand,
                                       .writable = [&writable] { return writable.load(); },
                                       .process = [] { return ProcessMetrics(); }});

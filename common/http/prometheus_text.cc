@@ -86,22 +86,27 @@ PrometheusText& PrometheusText::Add(const Labels& labels, double value) {
 
 PrometheusText& PrometheusText::AddHistogram(const Labels& labels,
                                              const LatencyHistogram::Look& look) {
+  return AddHistogram(labels, LatencyHistogram::kBoundsSeconds, look.counts, look.sum_seconds);
+}
+
+PrometheusText& PrometheusText::AddHistogram(const Labels& labels,
+                                             std::span<const double> bounds,
+                                             std::span<const int64_t> counts,
+                                             double sum) {
+  CHECK(counts.size() == bounds.size() + 1);
   CHECK(kind_ == Kind::kHistogram);
   if (series_ >= kMaxSeries) {
     ++dropped_;
     return *this;
   }
   int64_t below = 0;
-  for (size_t i = 0; i < look.counts.size(); ++i) {
-    below += look.counts[i];
+  for (size_t i = 0; i < counts.size(); ++i) {
+    below += counts[i];
     Labels with_bound = labels;
-    with_bound.emplace_back("le",
-                            i < LatencyHistogram::kBoundsSeconds.size()
-                                ? NumberText(LatencyHistogram::kBoundsSeconds[i])
-                                : "+Inf");
+    with_bound.emplace_back("le", i < bounds.size() ? NumberText(bounds[i]) : "+Inf");
     Line("_bucket", with_bound, static_cast<double>(below));
   }
-  Line("_sum", labels, look.sum_seconds);
+  Line("_sum", labels, sum);
   Line("_count", labels, static_cast<double>(below));
   return *this;
 }

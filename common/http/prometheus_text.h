@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <set>
+#include <span>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -36,6 +37,12 @@ class PrometheusText {
   PrometheusText& Add(const Labels& labels, double value);
   PrometheusText& Add(double value) { return Add({}, value); }
   PrometheusText& AddHistogram(const Labels& labels, const LatencyHistogram::Look& look);
+  // `counts`: the number of records up to each bound and above the one before; the last, which has
+  // no bound: above all of them.
+  PrometheusText& AddHistogram(const Labels& labels,
+                               std::span<const double> bounds,
+                               std::span<const int64_t> counts,
+                               double sum);
 
   // Samples that were dropped so far.
   int64_t dropped() const { return dropped_; }

@@ -1,5 +1,6 @@
 #include "common/plan/device_kind.h"
 
+#include <algorithm>
 #include <cctype>
 #include <charconv>
 
@@ -32,6 +33,23 @@ constexpr KnownDevice kKnown[] = {
     {"B200", 1125 * kTera, 6400 * kGiga, 675 * kGiga, 37 * kGiga},
     {"GB200", 1250 * kTera, 6400 * kGiga, 675 * kGiga, 37 * kGiga},
     {"L40S", 181 * kTera, 690 * kGiga, 24 * kGiga, 18 * kGiga},
+};
+// Matched against the beginning of the NVML name; the first match counts.
+struct DensePeak {
+  std::string_view model;
+  double flops;
+};
+constexpr DensePeak kDensePeaks[] = {
+    {"NVIDIA A100", 312 * kTera},
+    {"NVIDIA H100 PCIe", 756 * kTera},
+    {"NVIDIA H100 NVL", 835 * kTera},
+    {"NVIDIA H100 80GB HBM3", 989.4 * kTera},
+    {"NVIDIA GH200", 989.4 * kTera},
+    {"NVIDIA H200 NVL", 835 * kTera},
+    {"NVIDIA H200", 989.4 * kTera},
+    {"NVIDIA B200", 2250 * kTera},
+    {"NVIDIA GB200", 2500 * kTera},
+    {"NVIDIA L40S", 362 * kTera},
 };
 constexpr KnownDevice kCpu = {"cpu", 0.1 * kTera, 10 * kGiga, 8 * kGiga, 1 * kGiga};
 
@@ -116,6 +134,21 @@ absl::StatusOr<DeviceRequest> ParseDevices(std::string_view text, bool cpu_by_de
   }
   ASSIGN_OR_RETURN(request.kind, KindOf(rest.substr(1), text));
   return request;
+}
+
+double DenseBf16Peak(std::string_view model) {
+  if (model.find(" MIG ") != std::string_view::npos) {
+    return 0;
+  }
+  for (const DensePeak& peak : kDensePeaks) {
+    const std::string_view rest = model.substr(std::min(model.size(), peak.model.size()));
+    // A whole word: B200 is not B2000.
+    if (model.starts_with(peak.model) &&
+        (rest.empty() || std::isalnum(static_cast<unsigned char>(rest.front())) == 0)) {
+      return peak.flops;
+    }
+  }
+  return 0;
 }
 
 absl::Status CheckTensorNodes(const DeviceKind& kind, int64_t tensor_ranks, bool across_nodes) {

@@ -37,6 +37,10 @@ struct DeviceRequest {
 // GiB, also nGiB. Errors begin "--devices: ".
 absl::StatusOr<DeviceRequest> ParseDevices(std::string_view text, bool cpu_by_default);
 
+// Returns the vendor's dense bf16 peak in FLOP/s of the device with this NVML name, such as "NVIDIA
+// H100 80GB HBM3", or 0 if the device is not known or is a MIG slice.
+double DenseBf16Peak(std::string_view model);
+
 // Refuses a tensor axis of so many ranks that its groups do not lie in nodes of this kind, unless
 // `across_nodes`; of cpu devices, whose nodes have any number, nothing. The error names the field.
 absl::Status CheckTensorNodes(const DeviceKind& kind, int64_t tensor_ranks, bool across_nodes);

@@ -1,6 +1,6 @@
 // Names follow the conventions of Prometheus: base units, `_total` on counters, `_info` with
-// value 1. A job has at most some 60 series: its gauges below, one per entry of its ledger of
-// device time, and one per class of gemms.
+// value 1. A job has at most some 90 series: its gauges below, the buckets of its step times, one
+// per entry of its ledger of device time, and one per class of gemms.
 
 #include "coordinator/http/metrics_page.h"
 
@@ -154,6 +154,17 @@ double KnownAge(double seconds) {
   return seconds < 0 ? kAbsent : seconds;
 }
 
+// Returns tokens per second and device of the newest step that this coordinator has seen.
+double DeviceSpeed(const JobMetrics& job) {
+  return job.meter.devices > 0 ? job.tokens_per_second / Number(job.meter.devices) : kAbsent;
+}
+
+// Returns model FLOP/s per device of that step.
+double DeviceFlops(const JobMetrics& job) {
+  const double flops = job.meter.scale.flops_per_token;
+  return flops > 0 ? DeviceSpeed(job) * flops : kAbsent;
+}
+
 // The values of steps are those of the newest; before a job's first step they are absent.
 using Value = double (*)(const JobMetrics&);
 struct JobGauge {
@@ -173,9 +184,21 @@ constexpr JobGauge kGauges[] = {
     {"ravel_job_tokens_per_second",
      "Tokens of its newest step per second.",
      [](auto& j) { return j.any_step ? j.tokens_per_second : kAbsent; }},
-    {"ravel_job_step_seconds",
-     "Time of a step, smoothed.",
-     [](auto& j) { return j.any_step ? j.step_seconds : kAbsent; }},
+    {"ravel_job_tokens_per_second_per_device",
+     "Tokens per second of its newest step, divided by the devices that ran it.",
+     DeviceSpeed},
+    {"ravel_job_tflops",
+     "Model TFLOP/s per device in its newest step: 6 FLOPs per matrix-product weight and token, "
+     "causal attention at half; recomputation counts zero. Absent while tensors are frozen.",
+     [](auto& j) { return DeviceFlops(j) / 1e12; }},
+    {"ravel_job_mfu_ratio",
+     "Model FLOP/s (causal attention at half) divided by the device's dense bf16 peak. Absent "
+     "where "
+     "that peak is not known, such as on CPUs.",
+     [](auto& j) {
+       const double peak = j.meter.scale.peak_flops;
+       return peak > 0 ? DeviceFlops(j) / peak : kAbsent;
+     }},
     {"ravel_job_eta_seconds",
      "Time to its last step at this pace.",
      [](auto& j) { return KnownAge(j.eta_seconds); }},
@@ -274,6 +297,18 @@ void AddInfos(const ControllerMetrics& metrics, PrometheusText& out) {
   }
 }
 
+void AddStepSeconds(const ControllerMetrics& metrics, PrometheusText& out) {
+  out.Histogram("ravel_job_step_seconds",
+                "Step times that the job reported since this coordinator started, replays "
+                "included: every step, or every logEvery-th.");
+  for (const JobMetrics& job : metrics.by_job) {
+    if (job.meter.steps > 0) {
+      const StepSeconds& times = job.meter.step_seconds;
+      out.AddHistogram(JobLabels(job), StepSeconds::kBounds, times.counts, times.sum);
+    }
+  }
+}
+
 void AddGoodput(const ControllerMetrics& metrics, PrometheusText& out) {
   out.Gauge("ravel_productive_device_seconds",
             "Device time of steps that are in the surviving history; falls when some are lost.");
@@ -310,6 +345,7 @@ std::string MetricsPage(const ControllerMetrics& metrics, const ProcessMetrics& 
   for (const JobGauge& counter : kCounters) {
     AddOfJobs(metrics, counter.value, out.Counter(counter.name, counter.help));
   }
+  AddStepSeconds(metrics, out);
   AddGoodput(metrics, out);
   return out.Take();
 }

@@ -11,6 +11,7 @@
 
 #include "common/step_record.h"
 #include "coordinator/jobs/goodput.h"
+#include "coordinator/jobs/step_speed.h"
 #include "coordinator/store/job_record.h"
 
 namespace ravel::coordinator {
@@ -46,10 +47,13 @@ struct JobMeter {
   double learning_rate = 0;
   int64_t planned_bytes = 0;  // of rank 0
   int64_t measured_bytes = 0;
+  int64_t devices = 0;  // that made the newest step
+  StepSeconds step_seconds = {};
+  SpeedScale scale = {};  // of the newest step's epoch
 };
 
 // `last_step`: that was reported before, or restored.
-void NoteStep(JobMeter& meter, const StepReport& report, int64_t last_step);
+void NoteStep(JobMeter& meter, const StepRecord& record, int64_t last_step);
 
 TrainedStep TrainedStepOf(const StepRecord& record);
 
@@ -70,7 +74,6 @@ struct JobMetrics {
   bool any_step = false;  // what follows is known
   double loss = 0;
   double tokens_per_second = 0;
-  double step_seconds = 0;
   double eta_seconds = -1;
   JobMeter meter;
   double progress_age_seconds = -1;  // of what trains or starts: since something moved

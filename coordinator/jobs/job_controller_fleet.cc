@@ -563,7 +563,7 @@ void JobController::OnStepReport(Entry& entry,
     progress.first_loss = report.loss;
     progress.any = true;
   }
-  NoteStep(entry.meter, report, progress.step);
+  NoteStep(entry.meter, record, progress.step);
   progress.step = report.step;
   progress.loss = report.loss;
   progress.tokens_per_second = record.tokens_per_second;

@@ -9,6 +9,7 @@
 
 #include "common/model/job_spec.h"
 #include "common/plan/numerics.h"
+#include "common/signed_size.h"
 #include "coordinator/jobs/job_controller.h"
 
 namespace ravel::coordinator {
@@ -64,15 +65,17 @@ DeviceUse UseOf(const JobRecord& record, const JobRun& run) {
 
 }  // namespace
 
-void NoteStep(JobMeter& meter, const StepReport& report, int64_t last_step) {
-  const int64_t steps = std::max<int64_t>(report.step - last_step, 1);  // logEvery
+void NoteStep(JobMeter& meter, const StepRecord& record, int64_t last_step) {
+  const int64_t steps = std::max<int64_t>(record.step - last_step, 1);  // logEvery
   meter.steps += steps;
-  meter.tokens += steps * report.tokens;
-  meter.skipped_steps += report.skipped ? 1 : 0;
-  meter.grad_norm = report.grad_norm;
-  meter.learning_rate = report.lr;
-  meter.planned_bytes = report.planned_bytes;
-  meter.measured_bytes = report.measured_bytes;
+  meter.tokens += steps * record.tokens;
+  meter.skipped_steps += record.skipped ? 1 : 0;
+  meter.grad_norm = record.grad_norm;
+  meter.learning_rate = record.lr;
+  meter.planned_bytes = record.planned_bytes;
+  meter.measured_bytes = record.measured_bytes;
+  meter.devices = record.world_size;
+  meter.step_seconds.Add(record.step_seconds);
 }
 
 TrainedStep TrainedStepOf(const StepRecord& record) {
@@ -127,6 +130,18 @@ void JobController::SaveGoodput(Entry& entry) {
 void JobController::NoteTrained(Entry& entry, const StepRecord& record) {
   NoteDeviceTime(entry);
   entry.goodput.Report(TrainedStepOf(record));
+  if (entry.meter.scale.epoch == record.epoch) {
+    return;
+  }
+  std::vector<std::string> models;
+  for (const TrainerSlot& slot : entry.run.slots) {
+    const NodeRecord* node = membership_.Find(slot.place.node_id);
+    const size_t device = Size(slot.place.device);
+    models.push_back(node != nullptr && device < node->facts.devices.size()
+                         ? node->facts.devices[device].model
+                         : "");
+  }
+  entry.meter.scale = SpeedScaleOf(entry.record.spec, record.epoch, models);
 }
 
 void JobController::CountEvent(const JobEventRecord& event) {
@@ -160,7 +175,6 @@ JobMetrics JobController::MeasureJob(const Entry& entry) const {
                     .any_step = progress.any,
                     .loss = progress.loss,
                     .tokens_per_second = progress.tokens_per_second,
-                    .step_seconds = progress.step_seconds,
                     .eta_seconds = GlimpseOf(entry).eta_seconds,
                     .meter = entry.meter,
                     .committed_step = record.committed_step,

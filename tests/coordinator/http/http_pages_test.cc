@@ -34,7 +34,15 @@ JobMetrics FullJob(const std::string& name) {
   job.loss = 2.5;
   job.eta_seconds = job.progress_age_seconds = job.queue_wait_seconds = 1;
   job.checkpoint_age_seconds = job.goodput_ratio = 0.5;
-  job.meter = {.steps = 3, .tokens = 300, .planned_bytes = 10, .measured_bytes = 9};
+  job.tokens_per_second = 4000;
+  job.meter = {.steps = 3,
+               .tokens = 300,
+               .planned_bytes = 10,
+               .measured_bytes = 9,
+               .devices = 4,
+               .scale = {.epoch = 1, .flops_per_token = 5e10, .peak_flops = 1e14}};
+  job.meter.step_seconds.Add(0.3);
+  job.meter.step_seconds.Add(300);
   for (size_t i = 0; i < kDeviceTimes; ++i) {
     job.device_seconds.emplace_back(DeviceTimeName(static_cast<DeviceTime>(i)), 1);
   }
@@ -53,9 +61,31 @@ TEST(MetricsPageTest, AJobHasABoundedNumberOfSeries) {
   ControllerMetrics metrics;
   metrics.by_job = {FullJob("a"), FullJob("b")};
   const std::string page = MetricsPage(metrics, {});
-  EXPECT_LE(SeriesOf(page, "job=\"a\""), 60) << page;
+  EXPECT_LE(SeriesOf(page, "job=\"a\""), 90) << page;
   EXPECT_EQ(SeriesOf(page, "job=\"a\""), SeriesOf(page, "job=\"b\""));
   EXPECT_EQ(SampleOf(page, "ravel_job_loss{namespace=\"default\",job=\"a\"}"), 2.5);
+}
+
+TEST(MetricsPageTest, TellsTheSpeedOfEachDevice) {
+  ControllerMetrics metrics;
+  metrics.by_job = {FullJob("a")};
+  const std::string labels = "{namespace=\"default\",job=\"a\"";
+  std::string page = MetricsPage(metrics, {});
+  EXPECT_EQ(SampleOf(page, "ravel_job_tokens_per_second_per_device" + labels + "}"), 1000);
+  EXPECT_EQ(SampleOf(page, "ravel_job_tflops" + labels + "}"), 50);
+  EXPECT_EQ(SampleOf(page, "ravel_job_mfu_ratio" + labels + "}"), 0.5);
+  EXPECT_EQ(SampleOf(page, "ravel_job_step_seconds_bucket" + labels + ",le=\"0.2\"}"), 0);
+  EXPECT_EQ(SampleOf(page, "ravel_job_step_seconds_bucket" + labels + ",le=\"0.3\"}"), 1);
+  EXPECT_EQ(SampleOf(page, "ravel_job_step_seconds_bucket" + labels + ",le=\"+Inf\"}"), 2);
+  EXPECT_EQ(SampleOf(page, "ravel_job_step_seconds_sum" + labels + "}"), 300.3);
+
+  metrics.by_job[0].meter.scale.peak_flops = 0;
+  page = MetricsPage(metrics, {});
+  EXPECT_EQ(SampleOf(page, "ravel_job_tflops" + labels + "}"), 50);
+  EXPECT_THAT(page, Not(HasSubstr("ravel_job_mfu_ratio{"))) << "no peak is known";
+  metrics.by_job[0].meter.scale.flops_per_token = 0;
+  page = MetricsPage(metrics, {});
+  EXPECT_THAT(page, Not(HasSubstr("ravel_job_tflops{"))) << "some tensors are frozen";
 }
 
 TEST(MetricsPageTest, SaysHowTheGemmsOfARecipeAreComputed) {
@@ -80,6 +110,8 @@ TEST(MetricsPageTest, WhatIsNotKnownIsNotThere) {
   EXPECT_THAT(page, Not(HasSubstr("NaN")));
   EXPECT_THAT(page, Not(HasSubstr("ravel_job_loss{")));
   EXPECT_THAT(page, Not(HasSubstr("ravel_goodput_ratio{")));
+  EXPECT_THAT(page, Not(HasSubstr("ravel_job_tokens_per_second_per_device{")));
+  EXPECT_THAT(page, Not(HasSubstr("ravel_job_step_seconds_bucket{")));
 }
 
 TEST(MetricsPageTest, EndsOfCertificatesAreThereWhereThereAreCertificates) {

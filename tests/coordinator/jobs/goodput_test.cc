@@ -267,6 +267,10 @@ TEST_F(GoodputWorldTest, MeasuresTheCluster) {
   EXPECT_EQ(metrics.by_job[0].step, 4);
   EXPECT_EQ(metrics.by_job[0].meter.steps, 4);
   EXPECT_EQ(metrics.by_job[0].devices, 2);
+  EXPECT_EQ(metrics.by_job[0].meter.devices, 2);
+  EXPECT_EQ(metrics.by_job[0].meter.step_seconds.sum, 4 * 0.5);
+  EXPECT_EQ(metrics.by_job[0].meter.scale.epoch, 1);
+  EXPECT_EQ(metrics.by_job[0].meter.scale.peak_flops, 0) << "cpus have no known peak";
   EXPECT_THAT(metrics.by_job[0].numerics, ::testing::HasSubstr("compute="));
   ASSERT_TRUE(world_.Cancel({"default", "job"}, "enough").ok());
   world_.Advance(5000);

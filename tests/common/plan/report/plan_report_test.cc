@@ -36,6 +36,24 @@ ShardingPlan Make(const PlanRequest& request) {
   return plan.ok() ? *std::move(plan) : ShardingPlan{};
 }
 
+TEST(DeviceKind, PeaksAreOfWholeKnownDevices) {
+  EXPECT_EQ(DenseBf16Peak("NVIDIA H100 80GB HBM3"), 989.4e12);
+  EXPECT_EQ(DenseBf16Peak("NVIDIA H100 PCIe"), 756e12);
+  EXPECT_EQ(DenseBf16Peak("NVIDIA H200"), 989.4e12);
+  EXPECT_EQ(DenseBf16Peak("NVIDIA H200 NVL"), 835e12);
+  EXPECT_EQ(DenseBf16Peak("NVIDIA A100-SXM4-80GB"), 312e12);
+  EXPECT_EQ(DenseBf16Peak("NVIDIA B200"), 2250e12);
+  for (const char* other : {"",
+                            "NVIDIA",
+                            "NVIDIA B2000",
+                            "NVIDIA H100 64GB HBM2",
+                            "NVIDIA H100 80GB HBM3 MIG 1g.10gb",
+                            "NVIDIA GeForce RTX 4090",
+                            "AMD EPYC 7763"}) {
+    EXPECT_EQ(DenseBf16Peak(other), 0) << other;
+  }
+}
+
 TEST(DeviceKind, CountsNamesAndMemory) {
   const absl::StatusOr<DeviceRequest> h100 = ParseDevices("64xH100-80G", true);
   ASSERT_TRUE(h100.ok());

@@ -6,6 +6,7 @@
 
 #include <functional>
 #include <limits>
+#include <map>
 #include <string_view>
 
 #include <absl/strings/match.h>
@@ -118,7 +119,15 @@ void AddCluster(const ControllerMetrics& metrics, PrometheusText& out) {
   out.Gauge("ravel_operations", "Saves that were asked for and have no result yet.")
       .Add(static_cast<double>(metrics.open_operations));
   out.Counter("ravel_restarts_total", "Epochs of all jobs that ended early, by cause.");
-  for (const auto& [reason, count] : metrics.counts.restarts.counts()) {
+  // Every reason is exported from the start, as 0: Prometheus sees no increase in a series whose
+  // first sample is 1.
+  std::map<std::string, int64_t> restarts = metrics.counts.restarts.counts();
+  for (const FailureReason& reason : FailureReasons()) {
+    if (reason.answer != FailureAnswer::kStayQueued) {
+      restarts.try_emplace(std::string(reason.name), 0);
+    }
+  }
+  for (const auto& [reason, count] : restarts) {
     out.Add({{"reason", reason},
              {"class", std::string(FailureClassName(FindFailureReason(reason).kind))}},
             static_cast<double>(count));

@@ -88,6 +88,15 @@ TEST(MetricsPageTest, TellsTheSpeedOfEachDevice) {
   EXPECT_THAT(page, Not(HasSubstr("ravel_job_tflops{"))) << "some tensors are frozen";
 }
 
+TEST(MetricsPageTest, ReasonsOfRestartsBeginWithZero) {
+  ControllerMetrics metrics;
+  metrics.counts.restarts.Add("NodeLost", 2);
+  const std::string page = MetricsPage(metrics, {});
+  EXPECT_EQ(SampleOf(page, "ravel_restarts_total{reason=\"NodeLost\",class=\"infrastructure\"}"),
+            2);
+  EXPECT_EQ(SampleOf(page, "ravel_restarts_total{reason=\"Stall\",class=\"infrastructure\"}"), 0);
+}
+
 TEST(MetricsPageTest, SaysHowTheGemmsOfARecipeAreComputed) {
   ControllerMetrics metrics;
   metrics.by_job = {FullJob("a")};

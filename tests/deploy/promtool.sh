@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Unpacks promtool of Debian's package `prometheus` into build/promtool, and prints its path last. Nothing is installed: the
-# package would start a server.
+# Unpacks promtool and, beside it, prometheus of Debian's package `prometheus` into build/promtool, and prints promtool's path
+# last. Nothing is installed: the package would start a server.
 #   tests/deploy/promtool.sh
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."

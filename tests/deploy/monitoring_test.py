@@ -76,6 +76,17 @@ class AlertsTest(unittest.TestCase):
         code, said = promtool("check", "config", MONITORING / "prometheus.yaml")
         self.assertEqual(code, 0, said)
 
+    def test_the_configuration_of_several_hosts_is_valid_beside_its_files(self):
+        with tempfile.TemporaryDirectory() as folder:
+            for name in ("prometheus-hosts.yaml", "alerts.yaml"):
+                shutil.copy(MONITORING / name, folder)
+            configuration = pathlib.Path(folder) / "prometheus-hosts.yaml"
+            self.assertNotEqual(promtool("check", "config", configuration)[0], 0, "its files are not there")
+            for name in ("ca.pem", "site-ca.pem", "token"):
+                (pathlib.Path(folder) / name).write_text("x\n")
+            code, said = promtool("check", "config", configuration)
+            self.assertEqual(code, 0, said)
+
     def fire(self, alerts):
         with tempfile.TemporaryDirectory() as folder:
             (pathlib.Path(folder) / "alerts.yaml").write_text(alerts)

@@ -31,6 +31,7 @@
 #include "common/net_address.h"
 #include "common/signed_size.h"
 #include "common/store/blob_tree.h"
+#include "common/store/s3_listing.h"
 #include "common/store/s3_signature.h"
 
 namespace ravel::store {
@@ -63,45 +64,6 @@ struct S3Answer {
   std::map<std::string, std::string> headers;  // lower-case names
   std::string body;
 };
-
-// Text between the first <tag> and </tag>.
-std::string Element(std::string_view xml, std::string_view tag) {
-  const std::string open = absl::StrCat("<", std::string(tag), ">");
-  const std::string close = absl::StrCat("</", std::string(tag), ">");
-  const size_t begin = xml.find(open);
-  const size_t end = begin == std::string_view::npos ? begin : xml.find(close, begin);
-  if (end == std::string_view::npos) {
-    return "";
-  }
-  std::string text(xml.substr(begin + open.size(), end - begin - open.size()));
-  for (const auto& [from, to] : {std::pair("&lt;", "<"),
-                                 std::pair("&gt;", ">"),
-                                 std::pair("&quot;", "\""),
-                                 std::pair("&#34;", "\""),
-                                 std::pair("&amp;", "&")}) {
-    for (size_t at = text.find(from); at != std::string::npos; at = text.find(from, at + 1)) {
-      text.replace(at, std::strlen(from), to);
-    }
-  }
-  return text;
-}
-
-// Each <tag>...</tag>, inside.
-std::vector<std::string_view> Elements(std::string_view xml, std::string_view tag) {
-  const std::string open = absl::StrCat("<", std::string(tag), ">");
-  const std::string close = absl::StrCat("</", std::string(tag), ">");
-  std::vector<std::string_view> found;
-  for (size_t at = xml.find(open); at != std::string_view::npos; at = xml.find(open, at)) {
-    const size_t begin = at + open.size();
-    const size_t end = xml.find(close, begin);
-    if (end == std::string_view::npos) {
-      break;
-    }
-    found.push_back(xml.substr(begin, end - begin));
-    at = end;
-  }
-  return found;
-}
 
 size_t TakeBody(char* data, size_t size, size_t count, void* to) {
   auto& body = *static_cast<std::string*>(to);
@@ -159,7 +121,7 @@ class S3Bucket : public BlobStore {
         return answer;
       }
       last = answer.ok() ? absl::UnavailableError(absl::StrCat(
-                               "HTTP ", answer->code, " ", Element(answer->body, "Code")))
+                               "HTTP ", answer->code, " ", XmlText(answer->body, "Code")))
                          : answer.status();
     }
     return absl::UnavailableError(
@@ -257,7 +219,7 @@ absl::Status S3Bucket::Failed(std::string_view what,
                                            ": HTTP ",
                                            answer.code,
                                            " ",
-                                           Element(answer.body, "Code"));
+                                           XmlText(answer.body, "Code"));
   switch (answer.code) {
     case 404:
       return absl::NotFoundError(message);
@@ -350,7 +312,7 @@ class S3Writer : public FileWriter {
       request.headers[kUploadHeader] = id_;
       ASSIGN_OR_RETURN(const S3Answer begun,
                        bucket_->Call("begin " + bucket_->Locate(key_), request, ""));
-      upload_ = Element(begun.body, "UploadId");
+      upload_ = XmlText(begun.body, "UploadId");
       if (begun.code != 200 || upload_.empty()) {
         return bucket_->Failed("begin", key_, begun);
       }
@@ -382,20 +344,16 @@ absl::StatusOr<std::unique_ptr<FileWriter>> S3Bucket::Write(const std::string& k
   return std::make_unique<S3Writer>(this, key);
 }
 
-int64_t TimeOf(const std::string& text, const char* format) {
-  std::tm utc = {};
-  return strptime(text.c_str(), format, &utc) == nullptr ? 0 : int64_t{timegm(&utc)} * 1000;
-}
-
 absl::StatusOr<BlobFacts> S3Bucket::Head(const std::string& key) const {
   ASSIGN_OR_RETURN(S3Answer answer, Call("head " + Locate(key), To("HEAD", key), ""));
   BlobFacts facts;
-  if (answer.code != 200 || !absl::SimpleAtoi(answer.headers["content-length"], &facts.size)) {
+  if (answer.code != 200 || !absl::SimpleAtoi(answer.headers["content-length"], &facts.size) ||
+      facts.size < 0) {
     return Failed("head", key, answer);
   }
   facts.key = key;
   facts.version = answer.headers["etag"];
-  facts.changed_ms = TimeOf(answer.headers["last-modified"], "%a, %d %b %Y %H:%M:%S GMT");
+  facts.changed_ms = S3TimeMs(answer.headers["last-modified"], "%a, %d %b %Y %H:%M:%S GMT");
   return facts;
 }
 
@@ -438,20 +396,11 @@ absl::StatusOr<BlobListing> S3Bucket::List(const std::string& prefix, Depth dept
     if (answer.code != 200) {
       return Failed("list", prefix, answer);
     }
-    for (const std::string_view content : Elements(answer.body, "Contents")) {
-      BlobFacts facts;
-      facts.key = Element(content, "Key");
-      facts.version = Element(content, "ETag");
-      facts.changed_ms = TimeOf(Element(content, "LastModified"), "%Y-%m-%dT%H:%M:%S");
-      if (!absl::SimpleAtoi(Element(content, "Size"), &facts.size)) {
-        return absl::DataLossError(absl::StrCat("list ", Locate(prefix), ": Size: not a number"));
-      }
-      listing.blobs.push_back(std::move(facts));
+    absl::StatusOr<std::string> next = AddListingPage(answer.body, listing);
+    if (!next.ok()) {
+      return Annotate(next.status(), "list " + Locate(prefix));
     }
-    for (const std::string_view common : Elements(answer.body, "CommonPrefixes")) {
-      listing.prefixes.push_back(Element(common, "Prefix"));
-    }
-    token = Element(answer.body, "NextContinuationToken");
+    token = *std::move(next);
   } while (!token.empty());
   return listing;
 }

@@ -5,12 +5,16 @@
 
 #include "common/json.h"
 
+#include <algorithm>
 #include <charconv>
 #include <cmath>
 #include <cstdio>
+#include <map>
+#include <utility>
 
 #include <absl/strings/str_cat.h>
 #include <boost/json.hpp>
+#include <boost/json/basic_parser_impl.hpp>
 
 #include "common/check.h"
 #include "common/utf8.h"
@@ -20,40 +24,122 @@ namespace {
 
 constexpr std::size_t kMaxDepth = 64;
 
-Value FromBoost(const boost::json::value& from) {
-  switch (from.kind()) {
-    case boost::json::kind::null:
-      return Value();
-    case boost::json::kind::bool_:
-      return Value(from.get_bool());
-    case boost::json::kind::int64:
-      return Value(static_cast<int64_t>(from.get_int64()));
-    case boost::json::kind::uint64:
-      return Value(static_cast<uint64_t>(from.get_uint64()));
-    case boost::json::kind::double_:
-      return Value(from.get_double());
-    case boost::json::kind::string:
-      return Value(std::string(from.get_string().data(), from.get_string().size()));
-    case boost::json::kind::array: {
-      Array array;
-      array.reserve(from.get_array().size());
-      for (const boost::json::value& element : from.get_array()) {
-        array.push_back(FromBoost(element));
-      }
-      return Value(std::move(array));
-    }
-    case boost::json::kind::object: {
-      Object object;
-      object.reserve(from.get_object().size());
-      for (const boost::json::key_value_pair& member : from.get_object()) {
-        object.push_back(
-            {std::string(member.key().data(), member.key().size()), FromBoost(member.value())});
-      }
-      return Value(std::move(object));
-    }
+// Builds our values while Boost.JSON parses. Its own values would hold doubles that are up to some
+// units in the last place beside the text: its parser is fast, not exact. Here the digits are kept
+// and read again.
+class Builder {
+ public:
+  static constexpr std::size_t max_object_size = std::size_t(-1);
+  static constexpr std::size_t max_array_size = std::size_t(-1);
+  static constexpr std::size_t max_key_size = std::size_t(-1);
+  static constexpr std::size_t max_string_size = std::size_t(-1);
+  using Error = boost::json::error_code;
+  using Text = boost::json::string_view;
+
+  bool on_document_begin(Error&) { return true; }
+  bool on_document_end(Error&) { return true; }
+  bool on_object_begin(Error&) { return Begin(Value(Object())); }
+  bool on_object_end(std::size_t, Error&) {
+    KeepLastOfEachName(open_.back().members);
+    return End(Value(std::move(open_.back().members)));
   }
-  return Value();
-}
+  bool on_array_begin(Error&) { return Begin(Value(Array())); }
+  bool on_array_end(std::size_t, Error&) { return End(Value(std::move(open_.back().elements))); }
+  bool on_key_part(Text part, std::size_t, Error&) { return AddText(part); }
+  bool on_key(Text part, std::size_t, Error&) {
+    AddText(part);
+    open_.back().members.push_back({std::exchange(text_, ""), Value()});
+    return true;
+  }
+  bool on_string_part(Text part, std::size_t, Error&) { return AddText(part); }
+  bool on_string(Text part, std::size_t, Error&) {
+    AddText(part);
+    return Add(Value(std::exchange(text_, "")));
+  }
+  bool on_number_part(Text part, Error&) { return AddText(part); }
+  bool on_int64(int64_t number, Text, Error&) { return AddNumber(Value(number)); }
+  bool on_uint64(uint64_t number, Text, Error&) { return AddNumber(Value(number)); }
+  bool on_double(double number, Text part, Error& error) {
+    AddText(part);
+    if (!std::isfinite(number)) {  // "1e999", which nobody could write down again
+      error = boost::json::error::exponent_overflow;
+      return false;
+    }
+    std::from_chars(text_.data(), text_.data() + text_.size(), number);
+    return AddNumber(Value(number));
+  }
+  bool on_bool(bool truth, Error&) { return Add(Value(truth)); }
+  bool on_null(Error&) { return Add(Value()); }
+  bool on_comment_part(Text, Error&) { return true; }
+  bool on_comment(Text, Error&) { return true; }
+
+  Value Take() { return std::move(root_); }
+
+ private:
+  // An array or object that is not complete.
+  struct Open {
+    bool is_object = false;
+    Array elements = {};
+    Object members = {};
+  };
+
+  bool AddText(Text part) {
+    text_.append(part.data(), part.size());
+    return true;
+  }
+  bool Begin(const Value& kind) {
+    open_.push_back({.is_object = kind.is_object()});
+    return true;
+  }
+  bool End(Value value) {
+    open_.pop_back();
+    return Add(std::move(value));
+  }
+  bool AddNumber(Value number) {
+    text_.clear();
+    return Add(std::move(number));
+  }
+  bool Add(Value value) {
+    if (open_.empty()) {
+      root_ = std::move(value);
+    } else if (open_.back().is_object) {
+      open_.back().members.back().value = std::move(value);
+    } else {
+      open_.back().elements.push_back(std::move(value));
+    }
+    return true;
+  }
+  static bool HasEqualNames(const Object& members) {
+    std::vector<std::string_view> names;
+    names.reserve(members.size());
+    for (const Member& member : members) {
+      names.push_back(member.name);
+    }
+    std::sort(names.begin(), names.end());
+    return std::adjacent_find(names.begin(), names.end()) != names.end();
+  }
+  // At the place of the first.
+  static void KeepLastOfEachName(Object& members) {
+    if (!HasEqualNames(members)) {
+      return;
+    }
+    std::map<std::string, std::size_t> places;
+    Object once;
+    for (Member& member : members) {
+      const auto [found, fresh] = places.try_emplace(member.name, once.size());
+      if (fresh) {
+        once.push_back(std::move(member));
+      } else {
+        once[found->second].value = std::move(member.value);
+      }
+    }
+    members = std::move(once);
+  }
+
+  std::vector<Open> open_;
+  std::string text_;  // of a string, a key or a number that comes in parts
+  Value root_;
+};
 
 absl::Status ErrorAt(std::string_view text, std::size_t offset, const std::string& message) {
   int line = 1;
@@ -311,20 +397,20 @@ bool Member::operator==(const Member& other) const {
 absl::StatusOr<Value> Parse(std::string_view text) {
   boost::json::parse_options options;
   options.max_depth = kMaxDepth;
-  boost::json::stream_parser parser(boost::json::storage_ptr(), options);
+  boost::json::basic_parser<Builder> parser(options);
   boost::json::error_code error;
-  const std::size_t used = parser.write_some(text.data(), text.size(), error);
+  const std::size_t used = parser.write_some(true, text.data(), text.size(), error);
   if (error) {
     return ErrorAt(text, used, error.message());
   }
   if (used < text.size()) {
     return ErrorAt(text, used, "text after the end of the JSON document");
   }
-  parser.finish(error);
+  parser.write_some(false, nullptr, 0, error);  // a number at the end is complete now
   if (error) {
     return ErrorAt(text, text.size(), "the JSON document is incomplete");
   }
-  return FromBoost(parser.release());
+  return parser.handler().Take();
 }
 
 std::string Serialize(const Value& value) {

@@ -35,6 +35,23 @@ TEST(Json, FloatsPrintWithTheirOwnDigits) {
   }
 }
 
+TEST(Json, DoublesAreThoseOfTheirDigits) {
+  for (const double number :
+       {0.9500000011132214, 0.1, 1e-320, 1.7976931348623157e308, 9e15, 1e23}) {
+    EXPECT_EQ(Parse(Serialize(Value(number)))->AsDouble(), number) << number;
+    EXPECT_EQ(Parse(Serialize(Value(Array{number, 1})))->AsArray()[0].AsDouble(), number);
+  }
+  EXPECT_EQ(Parse("1E+2")->AsDouble(), 100);
+  EXPECT_TRUE(Parse("-7")->is_int());
+  EXPECT_FALSE(Parse("1e999").ok());
+  EXPECT_FALSE(Parse("[-1e999]").ok());
+}
+
+TEST(Json, OfEqualNamesTheLastCounts) {
+  EXPECT_EQ(Serialize(*Parse(R"({"a":1,"b":{"c":[],"c":2},"a":[3],"a":4})")),
+            R"({"a":4,"b":{"c":2}})");
+}
+
 TEST(Json, ErrorsSayWhereTheyAre) {
   const auto message = [](std::string_view text) {
     return std::string(Parse(text).status().message());

@@ -20,7 +20,7 @@ namespace ravel {
 int64_t DivExact(int64_t a, int64_t b);
 // The smallest integer >= a / b, for a >= 0 and b > 0.
 constexpr int64_t DivCeil(int64_t a, int64_t b) {
-  return (a + b - 1) / b;
+  return a / b + (a % b == 0 ? 0 : 1);
 }
 // The smallest multiple of b that is >= a, for a >= 0 and b > 0.
 constexpr int64_t RoundUp(int64_t a, int64_t b) {

@@ -337,8 +337,10 @@ void JobRules::ExpandSizes() {
     Fail("spec.elastic.max",
          absl::StrCat("a whole number from ", elastic.min(), " (elastic.min) to ", kMaxDevices),
          elastic.max() == 0 ? "nothing" : absl::StrCat(elastic.max()));
-  } else if (step < 1) {
-    Fail("spec.elastic.step", "a whole number >= 1", absl::StrCat(step));
+  } else if (step < 1 || step > kMaxDevices) {
+    Fail("spec.elastic.step",
+         absl::StrCat("a whole number from 1 to ", kMaxDevices),
+         absl::StrCat(step));
   } else if ((elastic.max() - elastic.min()) / step >= kMaxSizes) {
     Fail("spec.elastic.step",
          absl::StrCat("steps that give at most ", kMaxSizes, " sizes"),

@@ -50,10 +50,8 @@ class LimitWalk {
         return pair.GetReflection()->GetString(pair,
                                                pair.GetDescriptor()->FindFieldByNumber(number));
       };
-      if (notes) {
-        CheckCharacters(text(1), path + " (a key)");
-      } else {
-        CheckText(text(1), path + " (a key)");
+      CheckText(text(1), path + " (a key)", kMaxKeyBytes);
+      if (!notes) {
         CheckText(text(2), path + " (a value)");
       }
     }
@@ -77,10 +75,12 @@ class LimitWalk {
     }
   }
 
-  void CheckText(const std::string& text, const std::string& path) {
-    if (static_cast<int64_t>(text.size()) > kMaxFieldBytes) {
+  void CheckText(const std::string& text,
+                 const std::string& path,
+                 int64_t most_bytes = kMaxFieldBytes) {
+    if (static_cast<int64_t>(text.size()) > most_bytes) {
       Fail(path,
-           absl::StrCat("at most ", FormatBytes(kMaxFieldBytes)),
+           absl::StrCat("at most ", FormatBytes(most_bytes)),
            FormatBytes(static_cast<int64_t>(text.size())));
     } else {
       CheckCharacters(text, path);

@@ -14,9 +14,11 @@ namespace ravel {
 
 inline constexpr int64_t kMaxJobBytes = int64_t{1} << 20;  // of the whole message
 inline constexpr int64_t kMaxFieldBytes = 4096;            // of one text
-inline constexpr int64_t kMaxAnnotationBytes = 64 << 10;   // of all annotations together
-inline constexpr int kMaxListEntries = 1024;               // token files, patterns
-inline constexpr int64_t kMaxReasonBytes = 1024;           // of why somebody asks for something
+// Of a key of labels or annotations. YAML takes keys of up to 1024 characters, and a quote is two.
+inline constexpr int64_t kMaxKeyBytes = 500;
+inline constexpr int64_t kMaxAnnotationBytes = 64 << 10;  // of all annotations together
+inline constexpr int kMaxListEntries = 1024;              // token files, patterns
+inline constexpr int64_t kMaxReasonBytes = 1024;          // of why somebody asks for something
 
 // Every text and list that is too long, and every text with control characters; the whole job last.
 // Messages name the field and its size, never its content. Empty: within all limits.

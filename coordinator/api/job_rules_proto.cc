@@ -290,6 +290,9 @@ void JobRules::CheckTraining() {
     }
   }
   spec().seed = training.seed();
+  if (training.layer_drop() == 0) {
+    training.clear_layer_drop();  // -0, too, which would be written, and be another job
+  }
   spec().layer_drop = Failed("spec.training.layerDrop") ? 0 : training.layer_drop();
   CheckOptimizer();
 }

@@ -61,6 +61,17 @@ TEST(JobLimits, ControlCharactersAreRefusedAndNeverRepeated) {
   EXPECT_EQ(First(job), "");
 }
 
+// Longer ones could be submitted, and no YAML reader would take what `get -o yaml` shows of them.
+TEST(JobLimits, KeysAreNoLongerThanYamlTakesThem) {
+  v1::TrainingJob job;
+  (*job.mutable_metadata()->mutable_annotations())[std::string(kMaxKeyBytes, '"')] = "x";
+  EXPECT_EQ(First(job), "");
+  const ParsedJobFile shown = ParseJobFile(CanonicalJson(job));
+  EXPECT_EQ(shown.job.metadata().annotations().size(), 1);
+  (*job.mutable_metadata()->mutable_annotations())[std::string(kMaxKeyBytes + 1, 'a')] = "x";
+  EXPECT_EQ(First(job), "metadata.annotations (a key): expected at most 500 B, got 501 B");
+}
+
 TEST(JobLimits, ReasonsAndNamesArePlainAndShort) {
   EXPECT_TRUE(CheckPlainText("reason", "disk is full", kMaxReasonBytes).ok());
   EXPECT_EQ(CheckPlainText("reason", std::string(1025, 'x'), kMaxReasonBytes).message(),

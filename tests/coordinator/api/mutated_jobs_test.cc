@@ -10,6 +10,7 @@
 #include <absl/strings/match.h>
 #include <absl/strings/str_cat.h>
 #include <absl/strings/str_join.h>
+#include <absl/strings/str_replace.h>
 #include <absl/strings/str_split.h>
 #include <gtest/gtest.h>
 
@@ -192,6 +193,25 @@ TEST(MutatedJobs, AreRefusedWithReasonsOrArePlanned) {
   }
   EXPECT_GT(refused, kTrials / 2);
   EXPECT_GT(planned, kTrials / 10);
+}
+
+// The next number after each of these is none: rules add only what they have checked.
+TEST(MutatedJobs, NumbersAtTheEndOfTheirTypeAreRefused) {
+  const std::string most = "9223372036854775807";
+  for (const std::string& elastic : {"{min: 1, max: 4, step: " + most + "}",
+                                     "{sizes: [1, 2, " + most + "]}",
+                                     "{min: 1, max: " + most + "}"}) {
+    SCOPED_TRACE(elastic);
+    const std::string text = absl::StrReplaceAll(
+        kLlama, {{"elastic: {sizes: [1, 2, 4], growDelay: 1s}", "elastic: " + elastic}});
+    ASSERT_NE(text, kLlama);
+    const ParsedJobFile file = ParseJobFile(text);
+    ASSERT_TRUE(file.violations.empty());
+    const CanonicalJob job = Canonicalize(file.job, {});
+    ASSERT_FALSE(job.ok());
+    EXPECT_TRUE(absl::StartsWith(job.violations[0].path, "spec.elastic."))
+        << job.violations[0].path;
+  }
 }
 
 }  // namespace

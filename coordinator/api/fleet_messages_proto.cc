@@ -11,6 +11,7 @@
 
 #include "common/ckpt/manifest_proto.h"
 #include "common/trainer_report_proto.h"
+#include "coordinator/store/log_store.h"
 
 namespace ravel::coordinator {
 namespace {
@@ -294,6 +295,10 @@ absl::StatusOr<UpMessage> FromProto(const v1::Up& message) {
       return UpMessage(ReadExited(message.exited()));
     case v1::Up::kLog: {
       const v1::LogBatch& log = message.log();
+      if (log.first_seq() < 0 || log.first_seq() > kMaxLogSeq - log.lines_size()) {
+        return absl::InvalidArgumentError(
+            absl::StrCat("log.first_seq: expected 0 to ", kMaxLogSeq));
+      }
       return UpMessage(LogBatch{log.job_uid(),
                                 log.attempt(),
                                 log.rank(),

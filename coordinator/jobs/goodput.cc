@@ -58,6 +58,8 @@ DeviceTime Unreported(DeviceUse use, DeviceUse next) {
                                         : DeviceTime::kDetect;
 }
 
+constexpr int64_t kMostDeviceUs = int64_t{1} << 60;  // 36,000 years of a device
+
 // "a:1 b:2"
 std::vector<std::pair<std::string, int64_t>> ParsePairs(const std::string& text) {
   std::vector<std::pair<std::string, int64_t>> pairs;
@@ -220,12 +222,15 @@ void Goodput::Load(const GoodputRow& row, int64_t now_ms, int64_t wall_ms, Devic
       const std::string_view known = DeviceTimeName(static_cast<DeviceTime>(i));
       time = known == name ? static_cast<DeviceTime>(i) : time;
     }
-    Add(time, device_us);
-    held_us_ += device_us;
+    // A row that is not ours adds up to nothing that overflows.
+    const int64_t added = std::clamp<int64_t>(device_us, 0, kMostDeviceUs - held_us_);
+    Add(time, added);
+    held_us_ += added;
   }
   for (const auto& [text, productive_us] : ParsePairs(row.curve)) {
     int64_t step = 0;
-    if (absl::SimpleAtoi(text, &step)) {
+    if (absl::SimpleAtoi(text, &step) && step >= 0 && productive_us >= 0 &&
+        productive_us <= kMostDeviceUs) {
       curve_.emplace_back(step, productive_us);
     }
   }

@@ -68,6 +68,9 @@ bool ParseLogLine(std::string_view stored, LogLine& line) {
       !ParseNumber(stored.substr(first + 1, second - first - 1), line.time_ms)) {
     return false;
   }
+  if (line.seq < 0 || line.seq > kMaxLogSeq) {
+    return false;
+  }
   line.node = std::string(stored.substr(second + 1, third - second - 1));
   line.text = std::string(stored.substr(third + 1));
   return true;

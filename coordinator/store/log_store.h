@@ -23,6 +23,9 @@ struct LogLine {
   std::string text;
 };
 
+// No daemon comes near it; a number above is a fault, of its sender or of the disk.
+inline constexpr int64_t kMaxLogSeq = int64_t{1} << 60;
+
 struct LogFile {
   int64_t attempt = 0;
   int64_t rank = 0;

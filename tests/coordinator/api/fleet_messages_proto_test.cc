@@ -62,6 +62,16 @@ TEST(FleetMessages, AFailedSaveIsReadWhole) {
   EXPECT_EQ(started.attempt, 1) << "of a trainer that does not say";
 }
 
+TEST(FleetMessages, NumbersOfLogLinesHaveALimit) {
+  v1::Up up;
+  up.mutable_log()->add_lines("text");
+  EXPECT_TRUE(FromProto(up).ok());
+  for (const int64_t seq : {INT64_MAX, int64_t{-1}, INT64_MIN}) {
+    up.mutable_log()->set_first_seq(seq);
+    EXPECT_EQ(FromProto(up).status().code(), absl::StatusCode::kInvalidArgument) << seq;
+  }
+}
+
 TEST(FleetMessages, ABeatSaysWhatItHasHeardAndHowFarItsRestoresAre) {
   v1::Up up;
   v1::Beat& message = *up.mutable_beat();

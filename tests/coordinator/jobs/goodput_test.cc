@@ -118,6 +118,19 @@ TEST(GoodputTest, AStoredLedgerGoesOnWithTheTimeNobodyWasThere) {
   EXPECT_EQ(Of(next, DeviceTime::kReplay), 200);
 }
 
+TEST(GoodputTest, ARowThatIsNotOursAddsUpWithoutOverflow) {
+  Goodput ledger;
+  ledger.Load({.job_uid = "uid",
+               .times = "productive:9223372036854775807 replay:9223372036854775807 newer:-5",
+               .curve = "-1:5 3:9223372036854775807 4:-9223372036854775808"},
+              0,
+              kWall,
+              DeviceUse::kNone);
+  EXPECT_EQ(Of(ledger, DeviceTime::kReplay), 0);
+  EXPECT_GE(ledger.accounted_us(), 0);
+  EXPECT_LE(ledger.Ratio(), 1);
+}
+
 // Whatever comes, in whatever order, with whatever numbers: the entries sum to the time held.
 TEST(GoodputTest, EntriesAlwaysSumToTheTimeHeld) {
   for (uint32_t seed = 1; seed <= 300; ++seed) {

@@ -493,6 +493,13 @@ TEST(LogStoreTest, LinesAreKeptByAttemptAndRankOnceEachWithGapsShown) {
   EXPECT_TRUE(logs.Read("nobody", 0, -1).empty());
 }
 
+TEST(LogStoreTest, ALineWithANumberThatNoDaemonReachesIsNone) {
+  LogLine line;
+  EXPECT_TRUE(ParseLogLine("7\t1700000000000\tw0\ttext", line));
+  EXPECT_FALSE(ParseLogLine("9223372036854775807\t1700000000000\tw0\ttext", line));
+  EXPECT_FALSE(ParseLogLine("-1\t1700000000000\tw0\ttext", line));
+}
+
 TEST(SqliteJobStoreTest, ATermCanBeRaisedAndNeverFalls) {
   Folder folder;
   const auto term = [&folder](int64_t least) {

@@ -47,6 +47,11 @@ std::string WithUnicodeSpaces(const std::string& pattern) {
   return out;
 }
 
+// Known patterns have a few hundred bytes, and backtrack little. Others come with files from
+// anywhere: one of 28 KB took minutes for a line of text.
+constexpr std::size_t kMaxPatternBytes = 4096;
+constexpr uint32_t kMatchLimit = 1'000'000;
+
 std::string ErrorText(int code) {
   char text[256] = "";
   pcre2_get_error_message(code, reinterpret_cast<PCRE2_UCHAR*>(text), sizeof text);
@@ -56,10 +61,14 @@ std::string ErrorText(int code) {
 class Pcre2SplitPattern : public SplitPattern {
  public:
   explicit Pcre2SplitPattern(pcre2_code* code)
-      : code_(code), match_(pcre2_match_data_create_from_pattern(code, nullptr)) {
-    CHECK(match_ != nullptr);
+      : code_(code),
+        match_(pcre2_match_data_create_from_pattern(code, nullptr)),
+        context_(pcre2_match_context_create(nullptr)) {
+    CHECK(match_ != nullptr && context_ != nullptr);
+    pcre2_set_match_limit(context_, kMatchLimit);
   }
   ~Pcre2SplitPattern() override {
+    pcre2_match_context_free(context_);
     pcre2_match_data_free(match_);
     pcre2_code_free(code_);
   }
@@ -76,7 +85,7 @@ class Pcre2SplitPattern : public SplitPattern {
                                      search,
                                      PCRE2_NO_UTF_CHECK | PCRE2_NOTEMPTY,
                                      match_,
-                                     nullptr);
+                                     context_);
       if (result == PCRE2_ERROR_NOMATCH) {
         break;
       }
@@ -101,11 +110,18 @@ class Pcre2SplitPattern : public SplitPattern {
  private:
   pcre2_code* const code_;
   pcre2_match_data* const match_;
+  pcre2_match_context* const context_;
 };
 
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<SplitPattern>> SplitPattern::Compile(const std::string& pattern) {
+  if (pattern.size() > kMaxPatternBytes) {
+    return absl::InvalidArgumentError(absl::StrCat("expected a regular expression of at most ",
+                                                   kMaxPatternBytes,
+                                                   " bytes, got ",
+                                                   pattern.size()));
+  }
   const std::string text = WithUnicodeSpaces(pattern);
   int error = 0;
   PCRE2_SIZE offset = 0;

@@ -5,8 +5,6 @@
 
 #include "coordinator/ctl/tokenizer_file.h"
 
-#include <limits>
-
 #include <absl/strings/str_cat.h>
 
 #include "common/json.h"
@@ -14,6 +12,9 @@
 
 namespace ravel::ctl {
 namespace {
+
+// Tables by id are as long as the largest id: a small file must not ask for gigabytes.
+constexpr int64_t kMostTokenIds = int64_t{1} << 21;
 
 absl::Status Unsupported(const std::string& member,
                          const std::string& expected,
@@ -51,8 +52,7 @@ absl::StatusOr<bool> BoolOr(const json::Value& object,
 }
 
 absl::StatusOr<int32_t> IdOf(const std::string& where, const json::Value& value) {
-  if (!value.is_int() || value.AsInt() < 0 ||
-      value.AsInt() >= std::numeric_limits<int32_t>::max()) {
+  if (!value.is_int() || value.AsInt() < 0 || value.AsInt() >= kMostTokenIds) {
     return Unsupported(where, "an id", value);
   }
   return static_cast<int32_t>(value.AsInt());

@@ -11,6 +11,7 @@
 #include "coordinator/ctl/bpe_merger.h"
 #include "coordinator/ctl/bpe_trainer.h"
 #include "coordinator/ctl/byte_alphabet.h"
+#include "coordinator/ctl/split_pattern.h"
 
 namespace ravel::ctl {
 namespace {
@@ -50,6 +51,22 @@ TEST_P(GoldenIds, AreThoseOfTheTokenizersPackage) {
 INSTANTIATE_TEST_SUITE_P(Styles,
                          GoldenIds,
                          ::testing::Values("gpt2_style", "llama3_style", "prefix_space"));
+
+TEST(SplitPatterns, OneThatBacktracksWithoutEndFails) {
+  EXPECT_FALSE(SplitPattern::Compile(std::string(5000, 'a')).ok());
+  const auto pattern = SplitPattern::Compile("(a+)+(b+)+(a+)+c|(a*)*d");
+  ASSERT_TRUE(pattern.ok()) << pattern.status();
+  EXPECT_FALSE(
+      (*pattern)
+          ->Split(std::string(40, 'a') + "bb" + std::string(40, 'a'), [](std::string_view) {})
+          .ok());
+}
+
+TEST(Tokenizer, AnIdThatWouldTakeGigabytesIsRefused) {
+  const std::string text = absl::StrReplaceAll(BytesTokenizerJson(), {{"256", "2147483646"}});
+  const auto tokenizer = Tokenizer::FromJson(text);
+  EXPECT_EQ(tokenizer.status().code(), absl::StatusCode::kInvalidArgument) << tokenizer.status();
+}
 
 TEST(Tokenizer, BytesAreTheirOwnIds) {
   const auto tokenizer = Tokenizer::FromJson(BytesTokenizerJson());

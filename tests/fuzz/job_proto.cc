@@ -54,7 +54,14 @@ FuzzAnswer CheckJob(const v1::TrainingJob& job) {
   const ParsedJobFile again = ParseJobFile(text);
   const CanonicalJob same = Canonicalize(again.job, {});
   if (!again.violations.empty() || !same.ok() || CanonicalJson(same.job) != text) {
-    return AcceptedIf(false);
+    std::string fault =
+        absl::StrCat("does not come back: ", text, "\n", CanonicalJson(same.job), "\n");
+    for (const auto& violations : {again.violations, same.violations}) {
+      for (const JobViolation& violation : violations) {
+        absl::StrAppend(&fault, FormatViolation(violation, "again"), "\n");
+      }
+    }
+    return AcceptedIf(false, fault);
   }
   const std::string bytes = plan::SerializeJob(canonical.spec);
   const absl::StatusOr<plan::JobSpec> spec = plan::ParseJob(bytes);

@@ -36,6 +36,7 @@ TEST(FuzzTools, TokenizerFiles) {
         .seeds = {TokenizerText("gpt2_style"),
                   TokenizerText("llama3_style"),
                   TokenizerText("prefix_space")},
+        .heap_bytes = int64_t{256} << 20,
         .cpu_time = std::chrono::milliseconds(3000)},
        [&](std::string_view input) {
          const auto tokenizer = ctl::Tokenizer::FromJson(input);

@@ -27,6 +27,10 @@ size_t __sanitizer_get_allocated_size(const volatile void* at);
 int __sanitizer_install_malloc_and_free_hooks(void (*allocated)(const volatile void*, size_t),
                                               void (*freed)(const volatile void*));
 void __sanitizer_set_death_callback(void (*callback)());
+// The other sanitizer's library has no such callback: it is to abort.
+const char* __ubsan_default_options() {
+  return "abort_on_error=1:print_stacktrace=1";
+}
 }
 #endif
 

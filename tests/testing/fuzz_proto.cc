@@ -8,6 +8,8 @@
 #include <google/protobuf/descriptor.h>
 #include <google/protobuf/stubs/logging.h>
 
+#include "common/utf8.h"
+
 namespace ravel::testing {
 namespace {
 
@@ -90,10 +92,13 @@ class MessageChanger {
     if (!words_.empty() && random_.OneIn(3)) {
       return words_[random_.Below(words_.size())];
     }
-    if (!before.empty() && random_.OneIn(2)) {
-      return MutateInput(FuzzForm::kBytes, {before}, random_);
+    std::string text = !before.empty() && random_.OneIn(2)
+                           ? MutateInput(FuzzForm::kBytes, {before}, random_)
+                           : HostileText(random_);
+    // A message with other text is not parsed at all.
+    if (field.type() == FieldDescriptor::TYPE_STRING && !random_.OneIn(16)) {
+      return ReplaceInvalidUtf8(text);
     }
-    std::string text = HostileText(random_);
     if (field.type() == FieldDescriptor::TYPE_BYTES && random_.OneIn(2)) {
       text.push_back(static_cast<char>(random_.Next()));
     }

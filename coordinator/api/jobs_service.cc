@@ -6,7 +6,6 @@
 
 #include "coordinator/api/jobs_service.h"
 
-#include <algorithm>
 #include <utility>
 #include <vector>
 
@@ -15,12 +14,9 @@
 #include "common/clock.h"
 #include "common/crypto.h"
 #include "common/fault_point.h"
-#include "common/field_error.h"
 #include "common/logging.h"
-#include "coordinator/api/error_detail_proto.h"
 #include "coordinator/api/job_file_proto.h"
 #include "coordinator/api/job_limits_proto.h"
-#include "coordinator/api/job_retry_proto.h"
 #include "coordinator/api/job_view_proto.h"
 #include "coordinator/api/request_checks_service.h"
 #include "coordinator/api/stream_writer_service.h"
@@ -36,10 +32,6 @@ constexpr int64_t kPlanningMs = 30'000;
 constexpr int64_t kLongestDeadlineMs = int64_t{24} * 3600 * 1000;
 constexpr int kMaxListed = 1000;
 
-void AddDetail(grpc::CallbackServerContext* context, const v1::ErrorDetail& detail) {
-  context->AddTrailingMetadata(kErrorDetailKey, detail.SerializeAsString());
-}
-
 v1::TrainingJob Named(const v1::TrainingJob& job) {
   v1::TrainingJob named = job;
   if (named.metadata().name().empty() && !named.metadata().generate_name().empty()) {
@@ -47,37 +39,6 @@ v1::TrainingJob Named(const v1::TrainingJob& job) {
         absl::StrCat(named.metadata().generate_name(), RandomHex(3)));
   }
   return named;
-}
-
-absl::Status ViolationStatus(grpc::CallbackServerContext* context,
-                             const std::string& job,
-                             const std::vector<JobViolation>& violations) {
-  AddDetail(context, MakeErrorDetail(job, violations));
-  return absl::InvalidArgumentError(ViolationText(violations));
-}
-
-// Planning or a store that refuses: the message begins with the field at fault.
-void AddFieldDetail(grpc::CallbackServerContext* context,
-                    const std::string& job,
-                    const absl::Status& status) {
-  std::vector<JobViolation> violations;
-  for (const FieldError& error : FieldErrorsOf(status)) {
-    violations.push_back({absl::StrCat("spec.", error.path), 0, 0, error.expected, error.got});
-  }
-  if (violations.empty()) {
-    JobViolation violation;
-    violation.got = std::string(status.message());
-    const size_t field = violation.got.find("spec.");
-    if (field != std::string::npos) {
-      const size_t end = violation.got.find_first_of(": ", field);
-      violation.path = violation.got.substr(field, end - field);
-    }
-    if (field == 0) {  // "FIELD: what is wrong"
-      violation.got.erase(0, std::min(violation.path.size() + 2, violation.got.size()));
-    }
-    violations.push_back(std::move(violation));
-  }
-  AddDetail(context, MakeErrorDetail(job, violations));
 }
 
 // Between sizes: others have their turn, whoever asked is gone, or it takes too long.
@@ -384,44 +345,6 @@ grpc::ServerUnaryReactor* JobsService::DeleteJob(Context* context,
                                .with_checkpoints = request->checkpoints(),
                                .reason = request->reason()},
                               Answering<JobView>(response->mutable_job(), reactor));
-  });
-  return reactor;
-}
-
-grpc::ServerUnaryReactor* JobsService::RetryJob(Context* context,
-                                                const v1::RetryJobRequest* request,
-                                                v1::Job* response) {
-  Unary* reactor = context->DefaultReactor();
-  if (const absl::Status valid = CheckChangeBy(context, *request); !valid.ok()) {
-    reactor->Finish(ToGrpc(valid));
-    return reactor;
-  }
-  parts_.strand->PostNamed("RetryJob", [this, context, request, response, reactor] {
-    const JobKey key = KeyOf(request->namespace_(), request->name());
-    RetryDraft draft = {.request_id = request->request_id(),
-                        .allow_numerics_change = request->allow_numerics_change()};
-    if (request->allow_numerics_change() || request->tensor() != 0) {
-      const absl::StatusOr<JobView> view = parts_.controller->Get(key);
-      v1::TrainingJob job;
-      if (!view.ok() || !job.ParseFromString(view->record.canonical)) {
-        reactor->Finish(ToGrpc(view.ok() ? absl::InternalError("the job's spec does not parse")
-                                         : view.status()));
-        return;
-      }
-      const RetriedJob retried = ApplyRetry(*request, std::move(job));
-      if (!retried.violations.empty()) {
-        reactor->Finish(ToGrpc(ViolationStatus(context, request->name(), retried.violations)));
-        return;
-      }
-      draft.canonical = retried.job.SerializeAsString();
-      if (request->tensor() != 0) {
-        draft.sharing = {.tensor = retried.spec.tensor,
-                         .sequence_parallel = retried.spec.sequence_parallel,
-                         .device_count = retried.spec.device_count,
-                         .sizes = retried.spec.elastic.sizes};
-      }
-    }
-    parts_.controller->Retry(key, draft, Answering<JobView>(response, reactor));
   });
   return reactor;
 }

@@ -119,6 +119,19 @@ class JobsService : public v1::Jobs::CallbackService {
              const std::string& hash,
              const DeviceInventory& inventory);
 
+  // A retry with another parallelism.tensor, once the planner and the memory of devices allow it.
+  // `before`: the job that `draft` changes.
+  void PlanRetry(Context* context,
+                 const v1::RetryJobRequest* request,
+                 v1::Job* response,
+                 Unary* reactor,
+                 const JobRecord& before,
+                 RetryDraft draft);
+  void EndRetry(const v1::RetryJobRequest* request,
+                v1::Job* response,
+                Unary* reactor,
+                const RetryDraft& draft);
+
   // The job with its name and defaults and all that is wrong with it or with its paths.
   absl::StatusOr<CanonicalJob> Look(Context* context, const v1::TrainingJob& job);
   // Plans each allowed size; an error says which size cannot be planned, and why.

@@ -1,5 +1,11 @@
 #include "coordinator/api/request_checks_service.h"
 
+#include <algorithm>
+#include <utility>
+
+#include <absl/strings/str_cat.h>
+
+#include "common/field_error.h"
 #include "common/plain_text.h"
 #include "coordinator/api/access_gate_service.h"
 #include "coordinator/api/error_detail_proto.h"
@@ -8,6 +14,10 @@ namespace ravel::coordinator {
 namespace {
 
 constexpr size_t kMaxRequestId = 128;
+
+void AddDetail(grpc::CallbackServerContext* context, const v1::ErrorDetail& detail) {
+  context->AddTrailingMetadata(kErrorDetailKey, detail.SerializeAsString());
+}
 
 }  // namespace
 
@@ -28,6 +38,36 @@ absl::Status CheckRequestId(const std::string& id) {
     return absl::InvalidArgumentError("request_id: expected a UUID");
   }
   return absl::OkStatus();
+}
+
+absl::Status ViolationStatus(grpc::CallbackServerContext* context,
+                             const std::string& job,
+                             const std::vector<JobViolation>& violations) {
+  AddDetail(context, MakeErrorDetail(job, violations));
+  return absl::InvalidArgumentError(ViolationText(violations));
+}
+
+void AddFieldDetail(grpc::CallbackServerContext* context,
+                    const std::string& job,
+                    const absl::Status& status) {
+  std::vector<JobViolation> violations;
+  for (const FieldError& error : FieldErrorsOf(status)) {
+    violations.push_back({absl::StrCat("spec.", error.path), 0, 0, error.expected, error.got});
+  }
+  if (violations.empty()) {
+    JobViolation violation;
+    violation.got = std::string(status.message());
+    const size_t field = violation.got.find("spec.");
+    if (field != std::string::npos) {
+      const size_t end = violation.got.find_first_of(": ", field);
+      violation.path = violation.got.substr(field, end - field);
+    }
+    if (field == 0) {  // "FIELD: what is wrong"
+      violation.got.erase(0, std::min(violation.path.size() + 2, violation.got.size()));
+    }
+    violations.push_back(std::move(violation));
+  }
+  AddDetail(context, MakeErrorDetail(job, violations));
 }
 
 absl::Status CheckCaller(const AccessRegistry* access,

@@ -3,10 +3,12 @@
 // Checks every request before any work is done for it, and turns refusals into gRPC statuses.
 
 #include <string>
+#include <vector>
 
 #include <grpcpp/grpcpp.h>
 
 #include "common/status.h"
+#include "coordinator/api/job_file_proto.h"
 #include "coordinator/api/job_limits_proto.h"
 #include "coordinator/jobs/job_controller.h"
 
@@ -42,6 +44,17 @@ absl::Status CheckChange(const Request& request) {
   }
   return absl::OkStatus();
 }
+
+// InvalidArgument that tells the violations, which also go into the call's trailing metadata.
+absl::Status ViolationStatus(grpc::CallbackServerContext* context,
+                             const std::string& job,
+                             const std::vector<JobViolation>& violations);
+
+// Puts the field at fault into the call's trailing metadata. `status` is a refusal of the planner
+// or of a store, whose message begins with that field.
+void AddFieldDetail(grpc::CallbackServerContext* context,
+                    const std::string& job,
+                    const absl::Status& status);
 
 // PermissionDenied unless the caller may change jobs of that namespace. A plaintext coordinator,
 // which has no registry, knows one user who may do everything.

@@ -122,6 +122,7 @@ class JobController {
                      Answer<OperationRecord> answer);
   // AlreadyExists when a job has this name.
   absl::Status CheckNameIsFree(const JobKey& key) const;
+  absl::Status CheckRetry(const JobKey& key) const;  // why the job cannot be tried again now
   // The facts of a job that the keeper needs, also for a job that is not submitted yet.
   CheckpointJob CheckpointsOf(const JobRecord& record) const;
   // Sets the newest commit back to `step`, which the keeper has found good at `path`; later steps
@@ -285,7 +286,6 @@ class JobController {
   void LookAt(Entry& entry, int64_t now_ms);
   void Settle(Entry& entry, const SaveRecord& save);
   absl::Status CheckDraft(const SubmitDraft& draft) const;
-  absl::Status CheckRetry(const Entry& entry) const;
   JobView AcceptDraft(const JobRecord& record);
   // Runs calls of the job's checkpoint store: a store that hangs holds up its own jobs only.
   Executor* StorePool(const plan::JobSpec& spec, StoreWork kind) const {

@@ -115,8 +115,12 @@ void JobController::Cancel(const JobKey& key, const std::string& reason, Answer<
   Ask(*entry, std::move(step), "", WithView(uid, std::move(answer)));
 }
 
-absl::Status JobController::CheckRetry(const Entry& entry) const {
-  const JobRecord& job = entry.record;
+absl::Status JobController::CheckRetry(const JobKey& key) const {
+  const Entry* entry = FindEntry(key);
+  if (entry == nullptr) {
+    return NoJob(key);
+  }
+  const JobRecord& job = entry->record;
   if (job.delete_wish != DeleteWish::kNone) {
     return absl::FailedPreconditionError(absl::StrCat("job ", job.name, " is being deleted"));
   }
@@ -128,7 +132,7 @@ absl::Status JobController::CheckRetry(const Entry& entry) const {
                                                       "; only a job that has failed or was "
                                                       "cancelled can be tried again"));
   }
-  if (!entry.run.AllExited() || entry.run.committing > 0) {
+  if (!entry->run.AllExited() || entry->run.committing > 0) {
     return absl::UnavailableError(
         absl::StrCat("job ", job.name, " is still being wound up; try again"));
   }
@@ -151,17 +155,15 @@ void JobController::Retry(const JobKey& key, const RetryDraft& draft, Answer<Job
   const std::string uid = request->answer;
   Step step{MakeEvent(JobEventKind::kRetryRequested), {}, {}};
   if (changes) {
-    plan::JobSpec spec = entries_.at(uid).record.spec;
-    spec.checkpoint.allow_numerics_change |= draft.allow_numerics_change;
-    if (draft.sharing) {
-      spec.tensor = draft.sharing->tensor;
-      spec.sequence_parallel = draft.sharing->sequence_parallel;
-      spec.device_count = draft.sharing->device_count;
-      spec.elastic.sizes = draft.sharing->sizes;
-    }
-    step.event.changed_spec = {draft.canonical, parts_.planner->EncodeSpec(spec), spec};
+    const JobRecord& job = entries_.at(uid).record;
+    plan::JobSpec spec = ChangedBy(draft, job.spec);
+    std::string planned = parts_.planner->EncodeSpec(spec);
+    step.event.changed_spec = {draft.canonical,
+                               std::move(planned),
+                               std::move(spec),
+                               draft.sharing ? draft.peak_bytes : job.peak_bytes};
   }
-  step.check = [this, uid](Step&) { return CheckRetry(entries_.at(uid)); };
+  step.check = [this, key](Step&) { return CheckRetry(key); };
   step.extra.request = std::move(request);
   step.after = [this, uid] {
     Entry& job = entries_.at(uid);

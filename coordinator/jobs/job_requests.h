@@ -57,8 +57,21 @@ struct RetryDraft {
     std::vector<int64_t> sizes;
   };
   std::optional<Sharing> sharing = {};
-  std::string canonical = {};  // JobRecord::canonical with the changes
+  std::string canonical = {};            // JobRecord::canonical with the changes
+  std::vector<int64_t> peak_bytes = {};  // JobRecord::peak_bytes with `sharing`
 };
+
+// The spec with the draft's changes, which is what a placed job is planned from.
+inline plan::JobSpec ChangedBy(const RetryDraft& draft, plan::JobSpec spec) {
+  spec.checkpoint.allow_numerics_change |= draft.allow_numerics_change;
+  if (draft.sharing) {
+    spec.tensor = draft.sharing->tensor;
+    spec.sequence_parallel = draft.sharing->sequence_parallel;
+    spec.device_count = draft.sharing->device_count;
+    spec.elastic.sizes = draft.sharing->sizes;
+  }
+  return spec;
+}
 
 struct DeleteDraft {
   std::string request_id;

@@ -408,6 +408,7 @@ Result OnRetry(const JobRecord& job, const JobEvent& event) {
     next.canonical = event.changed_spec->canonical;
     next.planned = event.changed_spec->planned;
     next.spec = event.changed_spec->spec;
+    next.peak_bytes = event.changed_spec->peak_bytes;
   }
   const std::string message =
       absl::StrCat("was ",

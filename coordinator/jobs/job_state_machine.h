@@ -36,11 +36,12 @@ enum class JobEventKind {
 };
 inline constexpr int kJobEventKinds = 18;
 
-// A job's spec in its three forms (JobRecord).
+// A job's spec in its three forms, and the memory predicted from it (JobRecord).
 struct ChangedSpec {
   std::string canonical;
   std::string planned;
   plan::JobSpec spec;
+  std::vector<int64_t> peak_bytes = {};
 };
 
 struct JobEvent {

@@ -75,7 +75,8 @@ MemoryFit CheckMemory(Planner& planner,
   const int64_t memory = spec.cpu_devices ? inventory.cpu_bytes : inventory.gpu_bytes;
   const char* const kind = spec.cpu_devices ? "cpu" : "gpu";
   const int64_t usable = UsableBytes(memory);
-  if (memory == 0 && spec.optimizer.offload.automatic) {
+  const plan::OffloadSpec& offload = spec.optimizer.offload;
+  if (memory == 0 && offload.automatic && offload.device_bytes == 0) {
     fit.status =
         absl::FailedPreconditionError(absl::StrCat(kFractionField,
                                                    ": expected a number, since no node with a ",

@@ -13,6 +13,7 @@
 #include <absl/strings/str_cat.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include "tests/testing/eventually.h"
 #include "tests/testing/mini_cluster.h"
@@ -35,6 +36,11 @@ struct TrainedState {
   std::vector<StepRow> history;
   std::string digest;
 };
+
+// Physical memory, as a node reports it for its cpu devices.
+int64_t HostMemoryBytes() {
+  return int64_t{sysconf(_SC_PHYS_PAGES)} * sysconf(_SC_PAGESIZE);
+}
 
 class TensorRanksTest : public ::testing::Test {
  protected:
@@ -173,6 +179,35 @@ TEST_F(TensorRanksTest, AnotherTryGoesOnWithOtherGroups) {
   EXPECT_TRUE(std::any_of(events->begin(), events->end(), [](const EventRow& event) {
     return event.message.ends_with("with parallelism.tensor 1 after 2");
   }));
+}
+
+// A job that is too large for this host unless ranks share its layers, and waits for devices. The
+// planner refuses another try that no device could hold; one that fits is accepted.
+TEST_F(TensorRanksTest, AnotherTryThatNoDeviceCanHoldIsRefusedAtOnce) {
+  TinyJob job = Job("too-large", {4, 4}, "no_shard");  // twice as many devices as there are
+  job.global_batch = 16;
+  job.virtual_ranks = 16;
+  job.hidden = 4096;
+  job.intermediate = 4 * job.hidden;
+  job.key_value_heads = job.heads;
+  // Weights, gradients and moments of a rank alone take about twice this host's memory.
+  const int64_t layer_bytes = 16 * job.hidden * job.hidden * 18;
+  job.layers = 1 + 2 * HostMemoryBytes() / layer_bytes;
+  ASSERT_EQ(cluster_->Submit(job), absl::OkStatus());
+  const RunResult cancelled = cluster_->Ctl({"cancel", job.name, "--wait"});
+  ASSERT_EQ(cancelled.exit_code, 0) << cancelled.err;
+  const absl::StatusOr<std::vector<EventRow>> before = cluster_->Events(job.name);
+  ASSERT_TRUE(before.ok()) << before.status();
+  const RunResult refused = cluster_->Ctl({"retry", job.name, "--tensor", "1"});
+  EXPECT_NE(refused.exit_code, 0);
+  EXPECT_THAT(refused.err, ::testing::HasSubstr("spec.parallelism.tensor"));
+  EXPECT_THAT(refused.err, ::testing::HasSubstr("does not fit"));
+  EXPECT_EQ(cluster_->Get(job.name)->state, "CANCELLED");
+  EXPECT_EQ(cluster_->Events(job.name)->size(), before->size());
+  const RunResult retried = cluster_->Ctl({"retry", job.name, "--tensor", "4"});
+  EXPECT_EQ(retried.exit_code, 0) << retried.err;
+  EXPECT_EQ(cluster_->Get(job.name)->state, "QUEUED");
+  EXPECT_EQ(cluster_->Ctl({"cancel", job.name, "--wait"}).exit_code, 0);
 }
 
 // A job of 2 x 2 loses a trainer and has no device in its place.

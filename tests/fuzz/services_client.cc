@@ -40,12 +40,12 @@ void ExpectNoReport(const std::string& log) {
   EXPECT_FALSE(absl::StrContains(log, "runtime error:")) << log.substr(0, 20'000);
 }
 
-std::string SubmitRequest(const std::string& name) {
+// A job whose change may be placed makes its store's folder, so `store` is the test's own.
+std::string SubmitRequest(const std::string& name, const std::string& store) {
   v1::SubmitJobRequest request;
   request.set_request_id("00000000-0000-4000-8000-000000000001");
   *request.mutable_job() =
-      ParseJobFile(ToYaml({.name = name, .tokens_path = "/nowhere", .store = "/nowhere/store"}))
-          .job;
+      ParseJobFile(ToYaml({.name = name, .tokens_path = "/nowhere", .store = store})).job;
   return request.SerializeAsString();
 }
 
@@ -71,7 +71,7 @@ class FuzzCoordinator : public ::testing::Test {
     channel_ = grpc::CreateChannel(cluster_->address(), grpc::InsecureChannelCredentials());
     // One that is over, and one that no node can take.
     for (const char* name : {"kept", "waiting"}) {
-      TinyJob job = {.name = name, .tokens_path = "/nowhere", .store = "/nowhere/store"};
+      TinyJob job = {.name = name, .tokens_path = "/nowhere", .store = Store()};
       job.workers = 512;
       job.virtual_ranks = job.global_batch = 512;
       ASSERT_EQ(cluster_->Submit(job), absl::OkStatus());
@@ -81,6 +81,7 @@ class FuzzCoordinator : public ::testing::Test {
         Eventually(seconds(20), [&] { return cluster_->Get("kept")->state == "CANCELLED"; }));
   }
 
+  std::string Store() const { return cluster_->folder() + "/store"; }
   std::string Shown(const std::string& job) const {
     return cluster_->Ctl({"get", job, "-o", "json"}).out;
   }
@@ -133,8 +134,8 @@ class FuzzCoordinator : public ::testing::Test {
     exited.mutable_exited()->set_reason("DataError");
     v1::Up beat;
     beat.mutable_beat()->add_trainers()->set_job_uid(UidOf("kept"));
-    fuzz.seeds = {{"ravel.v1.SubmitJobRequest", {SubmitRequest("fuzzed")}},
-                  {"ravel.v1.ValidateJobRequest", {SubmitRequest("fuzzed")}},
+    fuzz.seeds = {{"ravel.v1.SubmitJobRequest", {SubmitRequest("fuzzed", Store())}},
+                  {"ravel.v1.ValidateJobRequest", {SubmitRequest("fuzzed", Store())}},
                   {"ravel.v1.Up",
                    {HelloOf("n1"),
                     HelloOf("n2"),

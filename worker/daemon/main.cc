@@ -162,6 +162,11 @@ absl::Status CheckTrainer(const std::string& path) {
   if (access(path.c_str(), X_OK) != 0) {
     return Annotate(ErrnoStatus(errno, path), "--trainer: expected a program");
   }
+  std::error_code ignored;
+  if (!std::filesystem::is_regular_file(path, ignored)) {  // folders may be "executed", too
+    return absl::FailedPreconditionError(
+        absl::StrCat("--trainer: expected a program, and ", path, " is none"));
+  }
   return absl::OkStatus();
 }
 

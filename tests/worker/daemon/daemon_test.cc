@@ -559,6 +559,9 @@ TEST(WorkerBinaryTest, BadConfigurationIsNamedAndNotRetried) {
       {{"--dev-loopback", "--node-id", "a", "--work-dir", folder, "--trainer", "/nowhere"},
        93,
        "/nowhere"},
+      {{"--dev-loopback", "--node-id", "a", "--work-dir", folder, "--trainer", "/usr"},
+       93,
+       "expected a program"},
       {{"--dev-loopback", "--node-id", "a", "--work-dir", "/proc/no", "--trainer", FAKE_TRAINER},
        93,
        "/proc/no"}};

@@ -72,7 +72,7 @@ absl::Status CheckToken(std::string_view authorization, const std::string& token
   if (!authorization.starts_with(kScheme)) {
     return absl::PermissionDeniedError("expected Authorization: Bearer TOKEN");
   }
-  // Of hashes, so that the time of a comparison tells nothing of a token.
+  // Hashes are compared, so that the time it takes tells nothing of a token.
   const Sha256Digest shown = Sha256(authorization.substr(kScheme.size()));
   const bool known = std::any_of(tokens->begin(), tokens->end(), [&](const std::string& token) {
     return Sha256(token) == shown;

@@ -1,6 +1,6 @@
 #pragma once
 
-// Who may read pages: addresses of this host in plaintext, others over TLS with a token.
+// Access to pages: this host reads them in plaintext, others over TLS with a token.
 
 #include <optional>
 #include <string>
@@ -11,7 +11,7 @@
 
 namespace ravel::http {
 
-// As flags give it; `certificate_file` and `key_file` are empty where a program has none.
+// The flags of a program; `certificate_file` and `key_file` are empty where it has none.
 struct PageFlags {
   std::string listen;      // HOST:PORT
   std::string token_file;  // empty: none

@@ -14,7 +14,7 @@ namespace {
 constexpr std::array<std::pair<std::string_view, char>, 5> kEntities = {
     {{"&lt;", '<'}, {"&gt;", '>'}, {"&quot;", '"'}, {"&#34;", '"'}, {"&amp;", '&'}}};
 
-// In one pass: an answer of many entities must not take time of its length squared.
+// It takes one pass: an answer of many entities must not cost the square of its length.
 std::string Unescape(std::string_view text) {
   std::string plain;
   plain.reserve(text.size());

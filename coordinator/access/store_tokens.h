@@ -18,7 +18,7 @@ class StoreTokens {
   static absl::StatusOr<StoreTokens> Open(const std::string& state_dir);
 
   const std::string& public_key() const { return public_key_; }
-  // As a node shows it. InvalidArgument for a node id that has spaces.
+  // The text that a node shows. InvalidArgument for a node id that has spaces.
   absl::StatusOr<std::string> Sign(const JobToken& token) const {
     return FormatJobToken(token, private_key_);
   }

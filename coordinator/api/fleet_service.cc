@@ -35,7 +35,7 @@ constexpr int kCredit = 256;  // messages of one node that may wait for the stra
 constexpr size_t kMaxToldName = 128;
 constexpr size_t kMaxQueued = 100'000;  // messages to one node that does not read
 
-// For saves of the job in a ravel-store; empty where it saves elsewhere.
+// The token for saves of the job in a ravel-store; empty where it saves elsewhere.
 std::string TokenFor(const StoreTokens& tokens,
                      const v1::StartTrainer& start,
                      const std::string& node) {

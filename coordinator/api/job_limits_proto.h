@@ -14,7 +14,7 @@ namespace ravel {
 
 inline constexpr int64_t kMaxJobBytes = int64_t{1} << 20;  // of the whole message
 inline constexpr int64_t kMaxFieldBytes = 4096;            // of one text
-// Of a key of labels or annotations. YAML takes keys of up to 1024 characters, and a quote is two.
+// Bytes of a key of labels or annotations. YAML takes 1024 characters, and a quote is two of them.
 inline constexpr int64_t kMaxKeyBytes = 500;
 inline constexpr int64_t kMaxAnnotationBytes = 64 << 10;  // of all annotations together
 inline constexpr int kMaxListEntries = 1024;              // token files, patterns

@@ -1,6 +1,6 @@
 #pragma once
 
-// Whether and when a job's retention runs: one at a time, and again after a failure. A retention
+// The turns of a job's retention: it runs one at a time, and again after a failure. A retention
 // lists the steps first, so one that ran beside another could miss the newest commit and find
 // folders that the other is deleting.
 
@@ -21,7 +21,7 @@ class RetentionTurn {
     due_ms_ = -1;
     return !std::exchange(busy_, true);
   }
-  // What ran is over. True: one more follows at once.
+  // The one that ran is over. True: one more follows at once.
   bool EndOk() {
     busy_ = false;
     failures_ = 0;

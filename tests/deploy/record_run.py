@@ -179,7 +179,7 @@ def record(cluster, job, steps):
     kept = recording.Recording(begin)
     story = Story(cluster, kept, job, steps)
     while True:
-        # As Prometheus does, a sample gets the time at which its scrape was due.
+        # A sample gets the time at which its scrape was due, as Prometheus does it.
         time.sleep(max(0.0, kept.time_of(kept.scrapes) - time.time()))
         samples = {}
         for target in cluster.targets.values():

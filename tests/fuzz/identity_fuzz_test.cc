@@ -1,4 +1,4 @@
-// Who is who: join tokens, certificates, URIs, context files, revocations.
+// Texts that identify: join tokens, certificates, URIs, context files, revocations.
 
 #include <cstdlib>
 #include <filesystem>

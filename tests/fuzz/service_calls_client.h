@@ -22,12 +22,12 @@ struct ServiceFuzz {
   std::vector<const google::protobuf::FileDescriptor*> files;
   // Names that exist at the server, and values that mean something.
   std::vector<std::string> words = {};
-  // In place of `words` for methods that change things: so that what is there must stay.
+  // Words for methods that change things, in place of `words`: what is there must stay.
   std::vector<std::string> words_of_changes = {};
   std::function<bool(const std::string& method)> changes = nullptr;
   // Valid requests, by type: "ravel.v1.SubmitJobRequest". Others begin empty.
   std::map<std::string, std::vector<std::string>> seeds = {};
-  // Of each method; times RAVEL_FUZZ_RUNS / 300.
+  // Calls of each method; times RAVEL_FUZZ_RUNS / 300.
   int64_t requests = 60;
   // False: the server is gone, and there is no use in going on.
   std::function<bool()> alive = nullptr;

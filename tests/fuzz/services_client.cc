@@ -34,7 +34,7 @@ namespace {
 
 using std::chrono::seconds;
 
-// What sanitizers write before they end a program.
+// Finds the texts that sanitizers write before they end a program.
 void ExpectNoReport(const std::string& log) {
   EXPECT_FALSE(absl::StrContains(log, "Sanitizer")) << log.substr(0, 20'000);
   EXPECT_FALSE(absl::StrContains(log, "runtime error:")) << log.substr(0, 20'000);
@@ -114,7 +114,7 @@ class FuzzCoordinator : public ::testing::Test {
     return uids;
   }
 
-  // What is sent to a coordinator: its files, words, and valid requests to begin with.
+  // The input of a coordinator: its files, words, and valid requests to begin with.
   ServiceFuzz Fuzz() const {
     ServiceFuzz fuzz;
     fuzz.channel = channel_;
@@ -176,7 +176,7 @@ TEST_F(FuzzCoordinator, EveryMethodAnswersAndChangesOnlyWhatItMay) {
       << "a job that nobody submitted";
   EXPECT_EQ(cluster_->StopCoordinator(seconds(60)), 0);
   ExpectNoReport(ReadText(cluster_->folder() + "/coordinator.log"));
-  // What it keeps of all this can be read again.
+  // Its state can be read again.
   ASSERT_EQ(cluster_->RestartCoordinator(), absl::OkStatus());
   EXPECT_EQ(Shown("kept"), kept);
 }

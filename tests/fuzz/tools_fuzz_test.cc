@@ -1,4 +1,4 @@
-// What ravelctl and the stores read: tokenizers, texts, traces, answers of S3; and requests to the
+// Parsers of ravelctl and the stores: tokenizers, texts, traces, answers of S3; and requests to the
 // HTTP servers.
 
 #include <atomic>

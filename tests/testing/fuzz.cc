@@ -21,7 +21,7 @@
 #include "tests/testing/sanitizer.h"
 
 #if defined(__SANITIZE_ADDRESS__)
-// Of the sanitizer's library; g++ of the distribution comes without its headers.
+// These are of the sanitizer's library; g++ of the distribution comes without its headers.
 extern "C" {
 size_t __sanitizer_get_allocated_size(const volatile void* at);
 int __sanitizer_install_malloc_and_free_hooks(void (*allocated)(const volatile void*, size_t),
@@ -99,7 +99,7 @@ void OnFree(const volatile void* at) {
 }
 #endif
 
-// From construction to Bytes(), on this thread.
+// Counts from construction to Bytes(), on this thread.
 class HeapWatch {
  public:
   HeapWatch() {
@@ -180,7 +180,7 @@ class Runs {
 
   // Input `number`; -1 - i: seed i.
   FuzzAnswer One(int64_t number, const std::string& input) {
-    // Of exactly that size on the heap: a read beyond its end is seen.
+    // It has exactly that size on the heap: a read beyond its end is seen.
     const auto bytes = std::make_unique<char[]>(input.size());
     std::copy(input.begin(), input.end(), bytes.get());
     current.bytes = input.size();

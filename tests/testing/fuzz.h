@@ -64,9 +64,9 @@ struct FuzzTarget {
   std::string name;  // also of files
   FuzzForm form = FuzzForm::kBytes;
   std::vector<std::string> seeds = {};
-  // In place of MutateInput over the seeds.
+  // This replaces MutateInput over the seeds.
   std::function<std::string(FuzzRandom& random)> mutate = nullptr;
-  // Of two inputs in three: makes checksums right again, so that what lies behind them is reached.
+  // It makes checksums right again in two inputs of three, so that what is behind them is reached.
   std::function<void(std::string& input)> repair = nullptr;
   int64_t part = 1;  // runs are divided by this, for targets that take long
   // On top of 64 times the input. Watched under the address sanitizer alone.

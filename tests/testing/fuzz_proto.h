@@ -14,7 +14,7 @@
 
 namespace ravel::testing {
 
-// From now on protobuf writes no line for each message that does not parse.
+// Protobuf writes no line for each message that does not parse from now on.
 void SilenceProtobuf();
 
 // Changes one to four fields, at any depth. `words` are texts that mean something to the receiver,

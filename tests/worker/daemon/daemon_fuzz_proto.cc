@@ -1,4 +1,4 @@
-// What a daemon and a trainer read, changed at random: frames between them, messages of the
+// Input of a daemon and a trainer, changed at random: frames between them, messages of the
 // coordinator, files of the node.
 
 #include <filesystem>

@@ -159,6 +159,7 @@ struct JobSpec {
   int64_t replicas = 1;                              // size of the replicate axis
   int64_t tensor = 1;                                // size of the tensor axis
   bool sequence_parallel = false;                    // cut tokens over it between products
+  int64_t tensor_chunks = 1;                         // TensorCut::chunks
   bool tensor_across_nodes = false;                  // its ranks may be of several hosts
   std::vector<UnitStrategy> units;                   // the first that matches a unit holds for it
   RecomputePolicy recompute = RecomputePolicy::kNone;
@@ -203,7 +204,8 @@ struct JobSpec {
 inline TensorCut TensorCutOf(const JobSpec& spec) {
   return {.parts = spec.tensor_parts > spec.tensor ? spec.tensor_parts : spec.tensor,
           .degree = spec.tensor,
-          .sequence = spec.sequence_parallel};
+          .sequence = spec.sequence_parallel,
+          .chunks = spec.tensor_chunks};
 }
 
 }  // namespace ravel::plan

@@ -50,6 +50,10 @@ class Uses {
     Add(ActivationList::kShared, name, does);
     return *this;
   }
+  Uses& InputGradient(Does does) {
+    Add(ActivationList::kInputGradient, "dn", does);
+    return *this;
+  }
   // Statistics of a norm; LayerNorm alone has a mean.
   Uses& Statistics(const std::string& index, Does does) {
     return Kept("mean" + index, "mean", does).Kept("rstd" + index, "rstd", does);
@@ -138,7 +142,15 @@ class SegmentList {
         }
       }
     }
+    if (backward()) {
+      segment.gradients = segment.weights;
+    }
     return segments_.emplace_back(std::move(segment));
+  }
+  void SetChunk(int chunk) {
+    segments_.back().chunk = chunk;
+    segments_.back().chunks = inventory_.cut.chunks;
+    segments_.back().chunked = true;
   }
   // The sum of what the segment before it leaves as an addend, which the move makes `target`.
   void AddSum(SegmentKind kind,
@@ -158,6 +170,7 @@ class SegmentList {
     for (SegmentUse& use : sum.uses) {
       if (use.list == sum.target.list && use.name == sum.target.name) {
         use.writes = true;
+        use.reads = use.reads || sum.target.reads;
         return;
       }
     }
@@ -216,16 +229,52 @@ class SegmentList {
     }
   }
 
-  // The bias of an output product is added once, with the residual.
-  void Residual(SegmentKind kind, const LinearNames& output) {
-    std::erase_if(segments_.back().weights, [&](TensorId tensor) {
-      const std::string& name = inventory_.tensors[tensor].name;
-      return name == absl::StrCat(prefix_, std::string(output.names[0]), ".bias");
-    });
+  // Products of chunks of tokens, each before its sum. The bias is added once, with the residual.
+  void Outputs(SegmentKind product, Uses from, SegmentKind sum, const LinearNames& output) {
+    from.Workspace("parts", Does::kScratch).Codes();
+    for (int chunk = 0; chunk < inventory_.cut.chunks; ++chunk) {
+      Uses uses = from;
+      Add(product, uses, output.names);
+      SetChunk(chunk);
+      std::erase_if(segments_.back().weights, [&](TensorId tensor) {
+        const std::string& name = inventory_.tensors[tensor].name;
+        return name == absl::StrCat(prefix_, std::string(output.names[0]), ".bias");
+      });
+      Residual(sum, output, DoesSum(chunk));
+      SetChunk(chunk);
+    }
+  }
+
+  // The same of what products read, and then, while the last chunk is summed, what their weights
+  // have of it.
+  void InputGradients(SegmentKind product,
+                      const Uses& from,
+                      SegmentKind sum,
+                      const std::vector<std::string_view>& names) {
+    for (int chunk = 0; chunk < inventory_.cut.chunks; ++chunk) {
+      Uses uses = from;
+      uses.Workspace("parts", Does::kScratch).Codes();
+      Add(product, uses, names).gradients.clear();
+      SetChunk(chunk);
+      AddSum(sum, Begin().InputGradient(DoesSum(chunk)), Begin());
+      SetChunk(chunk);
+    }
+  }
+  void InputWeights(SegmentKind kind,
+                    Uses from,
+                    const std::string& index,
+                    const std::vector<std::string_view>& names) {
+    UseNormed(from, index, "d_c");
+    from.Codes();
+    Add(kind, from, names).weights.clear();
+  }
+
+  // A later chunk leaves what those before it have written.
+  static Does DoesSum(int chunk) { return chunk == 0 ? Does::kWrite : Does::kChange; }
+  void Residual(SegmentKind kind, const LinearNames& output, Does does) {
     const auto names = output.bias ? output.names : std::vector<std::string_view>();
     if (recomputes()) {
-      AddSum(
-          kind, Begin().Kept("x1", "", Does::kWrite), Begin().Kept("x0", "", Does::kRead), names);
+      AddSum(kind, Begin().Kept("x1", "", does), Begin().Kept("x0", "", Does::kRead), names);
     } else {
       AddSum(kind,
              Begin().Shared("hidden", Does::kWrite),
@@ -255,7 +304,8 @@ class SegmentList {
             std::string_view name) {
     Uses uses = Begin();
     if (backward()) {
-      uses.Workspace("d_c", Does::kRead).Kept(input, "", Does::kRead);
+      cut() ? uses.InputGradient(Does::kRead) : uses.Workspace("d_c", Does::kRead);
+      uses.Kept(input, "", Does::kRead);
       uses.Statistics(index, Does::kRead).Shared("dhidden", Does::kChange);
     } else {
       if (recomputes()) {
@@ -270,11 +320,14 @@ class SegmentList {
 
   void Attention() {
     const bool projects = !recomputes() || remade("qkv");
+    const bool attends = !recomputes() || remade("att");
     Uses uses = Begin();
     if (projects) {
       GatherNormed(SegmentKind::kAttentionNormed, "0", "d_c");
-      UseNormed(uses, "0", "d_c");
       uses.Codes();
+    }
+    if (projects && !(cut() && backward())) {
+      UseNormed(uses, "0", "d_c");
     }
     if (architecture_.positions == PositionKind::kRotary) {
       uses.Shared("rope_cos", Does::kRead).Shared("rope_sin", Does::kRead);
@@ -284,19 +337,22 @@ class SegmentList {
       UseGradient(uses);
       uses.Kept("att", "", Does::kRead).Kept("lse", "", Does::kRead);
       uses.Kept("qkv", "", Does::kRead).Kept("qk", "", Does::kRead);
-      uses.Workspace("d_a", Does::kScratch).Workspace("d_b", Does::kScratch);
-      uses.Workspace("scratch", Does::kScratch).Workspace("parts", Does::kScratch);
+      uses.Workspace("d_a", cut() ? Does::kWrite : Does::kScratch);
+      uses.Workspace("d_b", Does::kScratch).Workspace("scratch", Does::kScratch);
       if (!cut()) {
-        uses.Workspace("d_c", Does::kWrite);
+        uses.Workspace("parts", Does::kScratch).Workspace("d_c", Does::kWrite);
       }
     } else {
       uses.Kept("qkv", "d_a", projects ? Does::kWrite : Does::kRead);
       if (heads_have_norms_) {
         uses.Kept("qk", "d_a", Does::kWrite);
       }
-      if (!recomputes() || remade("att")) {
+      if (attends) {
         uses.Kept("att", "d_b", Does::kWrite).Kept("lse", "lse", Does::kWrite);
-        uses.Workspace("scratch", Does::kScratch).Workspace("parts", Does::kScratch);
+        uses.Workspace("scratch", Does::kScratch);
+      }
+      if (attends && !cut()) {
+        uses.Workspace("parts", Does::kScratch);
       }
       if (recomputes() && remade("att") && !cut()) {
         uses.Kept("x0", "", Does::kRead).Kept("x1", "", Does::kWrite);
@@ -304,54 +360,74 @@ class SegmentList {
         uses.Shared("hidden", Does::kChange);
       }
     }
-    std::vector<std::string_view> names = architecture_.qkv.names;
-    for (const std::string_view name : architecture_.attention_output.names) {
-      names.push_back(name);
-    }
+    const std::vector<std::string_view>& inputs = architecture_.qkv.names;
+    std::vector<std::string_view> names =
+        NamesOf(architecture_.qkv, architecture_.attention_output);
     if (heads_have_norms_) {
       names.push_back(architecture_.query_norm);
       names.push_back(architecture_.key_norm);
     }
     Add(SegmentKind::kAttention, uses, names);
     if (cut() && backward()) {
-      AddSum(SegmentKind::kAttentionInput, Begin().Workspace("d_c", Does::kWrite), Begin());
-    } else if (cut() && (!recomputes() || remade("att"))) {
-      Residual(SegmentKind::kAttentionResidual, architecture_.attention_output);
+      const Uses from = Begin().Workspace("d_a", Does::kRead);
+      InputGradients(
+          SegmentKind::kAttentionInputProduct, from, SegmentKind::kAttentionInput, inputs);
+      InputWeights(SegmentKind::kAttentionWeights, from, "0", inputs);
+    } else if (cut() && attends) {
+      Outputs(SegmentKind::kAttentionOutput,
+              Begin().Kept("att", "d_b", Does::kRead),
+              SegmentKind::kAttentionResidual,
+              architecture_.attention_output);
     }
+  }
+
+  // Of the maps of a block those that one segment multiplies by.
+  std::vector<std::string_view> NamesOf(const LinearNames& input, const LinearNames& output) const {
+    std::vector<std::string_view> names;
+    if (!cut() || !backward()) {
+      names = input.names;
+    }
+    if (!cut() || backward()) {
+      names.insert(names.end(), output.names.begin(), output.names.end());
+    }
+    return names;
   }
 
   void Mlp() {
     Uses uses = Begin();
     GatherNormed(SegmentKind::kMlpNormed, "1", "d_c");
-    UseNormed(uses, "1", "d_c");
     uses.Codes();
+    if (!(cut() && backward())) {
+      UseNormed(uses, "1", "d_c");
+    }
     if (backward()) {
       GatherGradient(SegmentKind::kMlpGradient);
       UseGradient(uses);
       uses.Kept("mlp_in", "", Does::kChange);
       uses.Workspace("d_a", Does::kScratch).Workspace("d_b", Does::kScratch);
-      uses.Workspace("parts", Does::kScratch);
       if (!cut()) {
-        uses.Workspace("d_c", Does::kWrite);
+        uses.Workspace("parts", Does::kScratch).Workspace("d_c", Does::kWrite);
       }
     } else {
       uses.Kept("mlp_in", "d_b", Does::kWrite);
       if (!recomputes()) {
-        uses.Workspace("d_a", Does::kScratch).Workspace("parts", Does::kScratch);
+        uses.Workspace("d_a", cut() ? Does::kWrite : Does::kScratch);
       }
       if (!recomputes() && !cut()) {
-        uses.Shared("hidden", Does::kChange);
+        uses.Workspace("parts", Does::kScratch).Shared("hidden", Does::kChange);
       }
     }
-    std::vector<std::string_view> names = architecture_.mlp_input.names;
-    for (const std::string_view name : architecture_.mlp_output.names) {
-      names.push_back(name);
-    }
-    Add(SegmentKind::kMlp, uses, names);
+    const std::vector<std::string_view>& inputs = architecture_.mlp_input.names;
+    Add(SegmentKind::kMlp, uses, NamesOf(architecture_.mlp_input, architecture_.mlp_output));
     if (cut() && backward()) {
-      AddSum(SegmentKind::kMlpInput, Begin().Workspace("d_c", Does::kWrite), Begin());
+      const Uses from = Begin().Kept("mlp_in", "", Does::kRead);
+      InputGradients(SegmentKind::kMlpInputProduct, from, SegmentKind::kMlpInput, inputs);
+      InputWeights(SegmentKind::kMlpWeights, from, "1", inputs);
     } else if (cut() && !recomputes()) {
-      Residual(SegmentKind::kMlpResidual, architecture_.mlp_output);
+      Outputs(SegmentKind::kMlpOutput,
+              Begin().Workspace("d_a", Does::kRead),
+              SegmentKind::kMlpResidual,
+              architecture_.mlp_output);
     }
   }
 
@@ -418,7 +494,9 @@ class SegmentList {
       own.Shared("targets", Does::kRead);
       own.Workspace("logits", Does::kWrite);
       SegmentSpec& statistics = Add(SegmentKind::kLossStatistics, own, {table});
+      statistics.gradients.clear();
       statistics.chunk = chunk;
+      statistics.chunks = chunks;
       statistics.move = SegmentMove::kGather;
       statistics.target = Begin().Workspace("vocabulary", Does::kWrite).Take().front();
       Uses all = Begin();
@@ -430,8 +508,10 @@ class SegmentList {
         all.Workspace("parts", Does::kScratch);
       }
       const auto names = std::vector<std::string_view>(backward() ? 1 : 0, table);
-      Add(SegmentKind::kLossOfChunk, all, names).chunk = chunk;
-      segments_.back().addend = backward();
+      SegmentSpec& losses = Add(SegmentKind::kLossOfChunk, all, names);
+      losses.chunk = chunk;
+      losses.chunks = chunks;
+      losses.addend = backward();
     }
     if (backward()) {
       AddSum(SegmentKind::kLossInput, Begin().Workspace("dn", Does::kWrite), Begin());
@@ -465,56 +545,6 @@ class SegmentList {
 
 }  // namespace
 
-const char* SegmentName(SegmentKind kind) {
-  switch (kind) {
-    case SegmentKind::kTable:
-      return "table";
-    case SegmentKind::kPositions:
-      return "positions";
-    case SegmentKind::kAttentionNorm:
-      return "attention_norm";
-    case SegmentKind::kAttention:
-      return "attention";
-    case SegmentKind::kMlpNorm:
-      return "mlp_norm";
-    case SegmentKind::kMlp:
-      return "mlp";
-    case SegmentKind::kFinalNorm:
-      return "final_norm";
-    case SegmentKind::kLoss:
-      return "loss";
-    case SegmentKind::kTableSum:
-      return "table_sum";
-    case SegmentKind::kAttentionResidual:
-      return "attention_residual";
-    case SegmentKind::kMlpResidual:
-      return "mlp_residual";
-    case SegmentKind::kAttentionInput:
-      return "attention_input";
-    case SegmentKind::kMlpInput:
-      return "mlp_input";
-    case SegmentKind::kLossStatistics:
-      return "loss_statistics";
-    case SegmentKind::kLossOfChunk:
-      return "loss_of_chunk";
-    case SegmentKind::kLossInput:
-      return "loss_input";
-    case SegmentKind::kAttentionNormed:
-      return "attention_normed";
-    case SegmentKind::kMlpNormed:
-      return "mlp_normed";
-    case SegmentKind::kLossNormed:
-      return "loss_normed";
-    case SegmentKind::kAttentionGradient:
-      return "attention_gradient";
-    case SegmentKind::kMlpGradient:
-      return "mlp_gradient";
-    case SegmentKind::kTableGradient:
-      return "table_gradient";
-  }
-  return "?";
-}
-
 int64_t TensorRanks(const ModelInventory& inventory) {
   return inventory.cut.degree;
 }
@@ -533,26 +563,16 @@ int64_t LossChunks(const ModelInventory& inventory, const UnitSpec& head) {
   return DivCeil(losses->shape[0], logits->shape[0]);
 }
 
-Shape StreamShape(const ModelInventory& inventory) {
+const ActivationSpec& InputGradientSpec(const ModelInventory& inventory) {
   const ActivationSpec* hidden = FindActivation(inventory.shared, "hidden");
   CHECK_MSG(hidden != nullptr, "units hand `hidden` to each other");
-  Shape shape = hidden->shape;
-  shape[0] *= inventory.cut.sequence ? inventory.cut.degree : 1;
-  return shape;
+  return *hidden;
 }
 
-const char* UnitPassName(UnitPass pass) {
-  switch (pass) {
-    case UnitPass::kForward:
-      return "forward";
-    case UnitPass::kEvaluate:
-      return "evaluate";
-    case UnitPass::kRecompute:
-      return "recompute";
-    case UnitPass::kBackward:
-      return "backward";
-  }
-  return "?";
+Shape StreamShape(const ModelInventory& inventory) {
+  Shape shape = InputGradientSpec(inventory).shape;
+  shape[0] *= inventory.cut.sequence ? inventory.cut.degree : 1;
+  return shape;
 }
 
 std::vector<SegmentSpec> SegmentsOf(const ModelInventory& inventory, UnitId unit, UnitPass pass) {

@@ -45,12 +45,26 @@ enum class SegmentKind : uint8_t {
   kAttentionGradient = 20,  // backward: of hidden after the attention, of all tokens
   kMlpGradient = 21,        // the same after the MLP
   kTableGradient = 22,      // the same of what rows of a table were added to
+  // Parts of kAttention and kMlp, which then end before them, so that moves run beside products.
+  kAttentionOutput = 23,        // addend of a chunk of tokens: the output product
+  kMlpOutput = 24,              // the same
+  kAttentionInputProduct = 25,  // backward: addend of a chunk of the gradient of n0
+  kMlpInputProduct = 26,        // the same of n1
+  kAttentionWeights = 27,       // backward: gradients of the weights that read n0
+  kMlpWeights = 28,             // the same of n1
 };
 const char* SegmentName(SegmentKind kind);
 const char* UnitPassName(UnitPass pass);
 
 // The list of activations of a unit, or of all units (kShared), that a name is looked up in.
-enum class ActivationList : uint8_t { kSaved = 1, kRemade = 2, kWorkspace = 3, kShared = 4 };
+// kInputGradient: the one of all units that is summed while gradients of weights are computed.
+enum class ActivationList : uint8_t {
+  kSaved = 1,
+  kRemade = 2,
+  kWorkspace = 3,
+  kShared = 4,
+  kInputGradient = 5,
+};
 
 // A segment's use of an activation. Neither read nor written: it is overwritten before it is read,
 // and nothing after the segment reads it.
@@ -84,15 +98,19 @@ constexpr bool GathersRows(SegmentMove move) {
 
 struct SegmentSpec {
   SegmentKind kind = SegmentKind::kTable;
-  int chunk = 0;  // of tokens, of kLossStatistics and kLossOfChunk
+  // Of tokens: of the loss, or (TensorCut::chunks) of products whose addends are moved and of sums.
+  int chunk = 0;
+  int64_t chunks = 1;
   SegmentMove move = SegmentMove::kNone;
   SegmentUse target = {};  // of a move: written by it, but of kScatterRows by the segment
   bool addend = false;     // writes UnitMemory::addend, or rows of it
+  bool chunked = false;    // the addend that it writes or sums is that of a chunk alone
   // Each activation that it touches, once.
   std::vector<SegmentUse> uses = {};
-  // Tensors of the unit, its own or borrowed, whose weights it reads, in the unit's order. In a
-  // backward it writes the gradients of exactly these that are trained; kLossStatistics of none.
+  // Tensors of the unit, its own or borrowed, whose weights it reads, in the unit's order.
   std::vector<TensorId> weights = {};
+  // In a backward: those of which it writes the gradients that are trained.
+  std::vector<TensorId> gradients = {};
 };
 
 // The segments of a pass in the order in which they run. kRecompute: none where the unit recomputes
@@ -104,6 +122,9 @@ int64_t TensorRanks(const ModelInventory& inventory);
 // By name; nullptr: there is none.
 const ActivationSpec* FindActivation(const std::vector<ActivationSpec>& specs,
                                      std::string_view name);
+// Shape and type of what ActivationList::kInputGradient names: those of this rank's residual
+// stream.
+const ActivationSpec& InputGradientSpec(const ModelInventory& inventory);
 // Chunks of tokens in which the loss of a cut vocabulary is computed. CHECKs that `head` is one.
 int64_t LossChunks(const ModelInventory& inventory, const UnitSpec& head);
 // Shape of the residual stream of all tokens of a micro-batch, whatever part of them a rank has.

@@ -11,6 +11,7 @@
 namespace ravel::plan {
 
 inline constexpr int64_t kMostTensorParts = 16;
+inline constexpr int64_t kMostTensorChunks = 16;
 
 struct TensorCut {
   int64_t parts = 1;       // P, a power of two; 1: nothing is cut
@@ -18,6 +19,9 @@ struct TensorCut {
   int64_t coordinate = 0;  // of this rank
   // Tokens between the layers' products are cut, too: each rank has its blocks alone.
   bool sequence = false;
+  // Chunks of tokens in which ranks exchange sums between the layers' products, a power of two: one
+  // moves while the next is computed. No bit depends on it.
+  int64_t chunks = 1;
 
   bool cuts() const { return parts > 1; }
   int64_t local_parts() const { return parts / degree; }

@@ -22,6 +22,7 @@ namespace {
 
 constexpr char kTensorField[] = "parallelism.tensor";
 constexpr char kPartsField[] = "determinism.tensorParts";
+constexpr char kChunksField[] = "parallelism.tensorChunks";
 constexpr int64_t kVocabularyStep = 8;
 // Gemms of codes read whole accesses, and digests of codes whole words.
 constexpr int64_t kCodesStep = 16;
@@ -76,11 +77,28 @@ absl::Status CheckEven(const TensorSpec& tensor, int64_t parts, const char* fiel
   return check(tensor.shape[Size(cut.dim)]);
 }
 
-// Blocks that share a scale lie in one part.
-absl::Status CheckBlocks(const TensorSpec& tensor, int64_t parts, bool fp8_states) {
+absl::Status CheckChunks(const TensorCut& axis) {
+  if (!IsPowerOfTwo(axis.chunks) || axis.chunks > kMostTensorChunks) {
+    return FieldRefusal(kChunksField,
+                        absl::StrCat("a power of two up to ", kMostTensorChunks),
+                        absl::StrCat(axis.chunks));
+  }
+  return axis.chunks == 1 || axis.degree > 1
+             ? absl::OkStatus()
+             : FieldRefusal(
+                   kChunksField, "1 without parallelism.tensor", absl::StrCat(axis.chunks));
+}
+
+// Blocks that share a scale lie in one part. Scales of a chunk of tokens would be others than those
+// of all.
+absl::Status CheckBlocks(const TensorSpec& tensor, const TensorCut& axis, bool fp8_states) {
+  const auto& [parts, chunks] = std::pair(axis.parts, axis.chunks);
   const DimensionCut& cut = tensor.cut;
   const int64_t length = tensor.shape[Size(cut.dim)] / PiecesOf(cut, parts);
   const bool quantized = tensor.recipe != Recipe::kNone;
+  if (quantized && chunks > 1) {
+    return FieldRefusal(kChunksField, "1 with precision.recipe", absl::StrCat(chunks));
+  }
   const int64_t block = quantized ? std::max(kCodesStep, BlockEdge(tensor.recipe)) : int64_t{1};
   const std::string got = absl::StrCat(length, " of dimension ", cut.dim);
   if (length % block != 0) {
@@ -159,7 +177,7 @@ absl::Status CheckDegrees(const TensorCut& axis) {
   if (axis.sequence && axis.degree == 1) {
     return FieldRefusal("parallelism.sequenceParallel", "false without parallelism.tensor", "true");
   }
-  return absl::OkStatus();
+  return CheckChunks(axis);
 }
 
 absl::Status CheckTensorAxis(const ModelInventory& inventory,
@@ -169,6 +187,13 @@ absl::Status CheckTensorAxis(const ModelInventory& inventory,
   RETURN_IF_ERROR(CheckDegrees(axis));
   if (axis.parts == 1) {
     return absl::OkStatus();
+  }
+  if (axis.chunks > 1 && micro_batch_tokens % (axis.degree * axis.chunks) != 0) {
+    return FieldRefusal("training.microBatch",
+                        absl::StrCat("times data.sequenceLength a multiple of ",
+                                     axis.degree * axis.chunks,
+                                     ", parallelism.tensor times tensorChunks"),
+                        absl::StrCat(micro_batch_tokens, " tokens"));
   }
   if (axis.sequence && micro_batch_tokens % axis.parts != 0) {
     return FieldRefusal("training.microBatch",
@@ -182,7 +207,7 @@ absl::Status CheckTensorAxis(const ModelInventory& inventory,
   for (const TensorSpec& tensor : inventory.tensors) {
     if (tensor.cut.dim >= 0 && tensor.cut.chunk == 0) {
       RETURN_IF_ERROR(CheckEven(tensor, axis.parts, field));
-      RETURN_IF_ERROR(CheckBlocks(tensor, axis.parts, fp8_states));
+      RETURN_IF_ERROR(CheckBlocks(tensor, axis, fp8_states));
     }
   }
   return absl::OkStatus();

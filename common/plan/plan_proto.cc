@@ -166,6 +166,7 @@ void ParallelismToProto(const JobSpec& spec, v1::PlannedJob& proto) {
   proto.set_replicas(spec.replicas);
   proto.set_tensor(spec.tensor == 1 ? 0 : spec.tensor);
   proto.set_sequence_parallel(spec.sequence_parallel);
+  proto.set_tensor_chunks(spec.tensor_chunks == 1 ? 0 : spec.tensor_chunks);
   proto.set_tensor_across_nodes(spec.tensor_across_nodes);
   for (const UnitStrategy& unit : spec.units) {
     v1::PlannedUnitStrategy& added = *proto.add_units();
@@ -359,6 +360,7 @@ absl::Status ParallelismFromProto(const v1::PlannedJob& proto, JobSpec& spec) {
   spec.replicas = std::max<int64_t>(1, proto.replicas());
   spec.tensor = std::max<int64_t>(1, proto.tensor());
   spec.sequence_parallel = proto.sequence_parallel();
+  spec.tensor_chunks = std::max<int64_t>(1, proto.tensor_chunks());
   spec.tensor_across_nodes = proto.tensor_across_nodes();
   for (const v1::PlannedUnitStrategy& from : proto.units()) {
     ASSIGN_OR_RETURN(UnitStrategy unit, UnitFromProto(from));

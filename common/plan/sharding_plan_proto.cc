@@ -316,8 +316,9 @@ absl::Status AxisFromProto(const v1::ShardingPlan& proto, ShardingPlan& plan) {
   axis.degree = std::max<int64_t>(1, proto.tensor());
   axis.parts = axis.degree;
   axis.sequence = proto.sequence_parallel();
+  axis.chunks = std::max<int64_t>(1, proto.tensor_chunks());
   if (!CheckDegrees(axis).ok() || plan.ranks % axis.degree != 0) {
-    return Invalid("tensor, sequence_parallel: no axis of these ranks");
+    return Invalid("tensor, sequence_parallel, tensor_chunks: no axis of these ranks");
   }
   plan.lanes.ranks = plan.ranks / axis.degree;
   return absl::OkStatus();
@@ -424,6 +425,7 @@ v1::ShardingPlan ToProto(const ShardingPlan& plan) {
   if (const TensorCut& axis = plan.inventory.cut; axis.degree > 1) {
     proto.set_tensor(axis.degree);
     proto.set_sequence_parallel(axis.sequence);
+    proto.set_tensor_chunks(axis.chunks == 1 ? 0 : axis.chunks);
   }
   proto.set_lanes_in_blocks(plan.lanes.blocks);
   proto.set_micro_batches(plan.lanes.micro_batches);

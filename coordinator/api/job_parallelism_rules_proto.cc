@@ -240,11 +240,13 @@ void JobRules::CheckTensor() {
   }
   spec().tensor = parallelism.tensor();
   spec().sequence_parallel = parallelism.sequence_parallel();
+  spec().tensor_chunks = parallelism.tensor_chunks();
   spec().tensor_across_nodes = parallelism.tensor_across_nodes();
   if (const absl::Status axis = plan::CheckDegrees(plan::TensorCutOf(spec())); !axis.ok()) {
     FailAs(axis);
     spec().tensor = 1;
     spec().sequence_parallel = false;
+    spec().tensor_chunks = 1;
   }
   if (spec().tensor_across_nodes && spec().tensor == 1) {
     Fail("spec.parallelism.tensorAcrossNodes", "false without parallelism.tensor", "true");

@@ -20,6 +20,7 @@ std::vector<JobViolation> SetTensor(int64_t tensor, v1::JobSpec& spec) {
   parallelism.set_tensor(tensor);
   if (tensor == 1) {
     parallelism.set_sequence_parallel(false);
+    parallelism.set_tensor_chunks(1);
   }
   const int64_t group = std::max<int64_t>(1, parallelism.replicas()) * tensor;
   auto& sizes = *spec.mutable_elastic()->mutable_sizes();

@@ -46,6 +46,7 @@ absl::StatusOr<RetryDraft> ChangingDraft(grpc::CallbackServerContext* context,
   if (draft.sharing) {
     draft.sharing = {.tensor = retried.spec.tensor,
                      .sequence_parallel = retried.spec.sequence_parallel,
+                     .tensor_chunks = retried.spec.tensor_chunks,
                      .device_count = retried.spec.device_count,
                      .sizes = retried.spec.elastic.sizes};
   }

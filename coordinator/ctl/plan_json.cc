@@ -171,6 +171,7 @@ json::Value PlanJson(const PlanDocument& document) {
   out.Set("lanes", plan.lanes.lanes).Set("turns", plan.lanes.turns());
   out.Set("microBatchesPerLane", plan.lanes.micro_batches);
   out.Set("tensorParts", plan.options.tensor_parts);
+  out.Set("tensorChunks", plan.inventory.cut.chunks);
   out.Set("microBatch", plan.micro_batch.sequences);
   out.Set("sequenceLength", plan.micro_batch.sequence_tokens);
   out.Set("weightElementBytes", DTypeBytes(plan.options.weight_type));

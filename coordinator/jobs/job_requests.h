@@ -53,6 +53,7 @@ struct RetryDraft {
   struct Sharing {  // of layers, and the device counts that go with it
     int64_t tensor = 1;
     bool sequence_parallel = false;
+    int64_t tensor_chunks = 1;
     int64_t device_count = 1;
     std::vector<int64_t> sizes;
   };
@@ -67,6 +68,7 @@ inline plan::JobSpec ChangedBy(const RetryDraft& draft, plan::JobSpec spec) {
   if (draft.sharing) {
     spec.tensor = draft.sharing->tensor;
     spec.sequence_parallel = draft.sharing->sequence_parallel;
+    spec.tensor_chunks = draft.sharing->tensor_chunks;
     spec.device_count = draft.sharing->device_count;
     spec.elastic.sizes = draft.sharing->sizes;
   }

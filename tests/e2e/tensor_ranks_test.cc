@@ -30,6 +30,7 @@ struct RankMesh {
   int64_t groups = 1;
   int64_t tensor = 1;
   bool sequence = false;  // ranks of a group have their own tokens alone between products
+  int64_t chunks = 1;     // of tokens, in which they exchange sums
 };
 
 struct TrainedState {
@@ -70,7 +71,9 @@ class TensorRanksTest : public ::testing::Test {
                                         strategy,
                                         ", tensor: ",
                                         mesh.tensor,
-                                        mesh.sequence ? ", sequenceParallel: true" : ""),
+                                        mesh.sequence ? ", sequenceParallel: true" : "",
+                                        ", tensorChunks: ",
+                                        mesh.chunks),
             .hidden = 32,
             .intermediate = 64,
             .layers = 2,
@@ -124,9 +127,11 @@ TEST_F(TensorRanksTest, EveryMeshGivesTheBitsOfOneTrainer) {
       }
       for (size_t i = 0; i < (all ? 4u : 1u); ++i) {
         const std::string name = absl::StrCat("mesh-", groups, "x", tensor, "-", i);
-        ExpectAlone(Job(name, {groups, tensor}, strategies[(turn + i) % 4]));
+        const int64_t chunks = tensor == 4 ? 2 : 1;
+        ExpectAlone(Job(name, {groups, tensor, false, chunks}, strategies[(turn + i) % 4]));
         if (tensor > 1 && (all || groups == 2 || tensor == 4)) {
-          ExpectAlone(Job(name + "-own", {groups, tensor, true}, strategies[(turn + i + 1) % 4]));
+          ExpectAlone(Job(
+              name + "-own", {groups, tensor, true, 3 - chunks}, strategies[(turn + i + 1) % 4]));
         }
       }
       ++turn;
@@ -249,6 +254,8 @@ TEST_F(TensorRanksTest, WhatHasNotRunIsRefusedByField) {
   } refused[] = {
       {"sequenceParallel: true", "", "spec.parallelism.sequenceParallel", 1},
       {"tensor: 2", "  precision: {recipe: fp8_tensor}\n", "precision.recipe"},
+      {"tensor: 2, tensorChunks: 3", "", "spec.parallelism.tensorChunks"},
+      {"tensorChunks: 2", "", "spec.parallelism.tensorChunks", 1},
       {"tensor: 3", "", "spec.parallelism.tensor"},
       {"tensor: 8", "", "spec.parallelism.tensor", 8, 8},  // of four heads
       {"tensor: 4", "", "tensorParts", 4, 2},

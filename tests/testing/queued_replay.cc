@@ -48,7 +48,8 @@ void RandomDelay(uint64_t schedule,
                  bool first) {
   std::mt19937_64 random(schedule * 1000003 + Size(instruction.value()) * 101);
   random.discard(1);
-  const bool slow = schedule % 6 == static_cast<uint64_t>(stream);
+  const uint64_t number = stream == plan::StreamId::kTensor ? 0 : static_cast<uint64_t>(stream);
+  const bool slow = schedule % 6 == number;
   const bool late = slow && first && schedule / 6 % 4 == 3;
   const uint64_t draw = random();
   const bool stuck = slow && draw % 16 == 0;

@@ -59,7 +59,8 @@ std::string StrategyCase::name() const {
                       RecomputeName(recompute),
                       small_windows ? "_small" : "_large",
                       in_place ? "_inplace" : "",
-                      tensor > 1 ? absl::StrCat("_t", tensor, sequence ? "_own" : "") : "");
+                      tensor > 1 ? absl::StrCat("_t", tensor, sequence ? "_own" : "") : "",
+                      chunks > 1 ? absl::StrCat("_c", chunks) : "");
 }
 
 plan::JobSpec JobOf(const StrategyCase& tested,
@@ -76,6 +77,7 @@ plan::JobSpec JobOf(const StrategyCase& tested,
   spec.recompute = tested.recompute;
   spec.tensor = tested.tensor;
   spec.sequence_parallel = tested.sequence;
+  spec.tensor_chunks = tested.chunks;
   spec.allow_padding = true;
   if (tested.small_windows) {
     spec.gather_window_bytes = 1;

@@ -33,6 +33,7 @@ struct StrategyCase {
   bool in_place = false;       // gathers by sharing memory, where the strategy can
   int64_t tensor = 1;          // ranks that share each layer
   bool sequence = false;       // of these each has its own tokens alone between products
+  int64_t chunks = 1;          // of tokens, in which they exchange sums
 
   int ranks() const;
   std::string name() const;  // "HSDP_w2_k3_block_small"

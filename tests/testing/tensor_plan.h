@@ -21,6 +21,7 @@ struct TensorPlanArgs {
   JobSpec spec;
   int64_t data_ranks = 1;
   int64_t tensor_ranks = 2;
+  int64_t chunks = 1;
   bool shared_memory = true;
 };
 
@@ -36,7 +37,8 @@ inline absl::StatusOr<ShardingPlan> TensorPlan(const TensorPlanArgs& args) {
   plan.options.gather_in_place = false;
   plan.options.gather_window_bytes = 0;
   plan.options.staging_window_bytes = 0;
-  plan.inventory.cut = {.parts = args.tensor_ranks, .degree = args.tensor_ranks};
+  plan.inventory.cut = {
+      .parts = args.tensor_ranks, .degree = args.tensor_ranks, .chunks = args.chunks};
   UnitSpec& head = plan.inventory.units.back();
   // Two chunks of tokens.
   const size_t logits =

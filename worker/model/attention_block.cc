@@ -159,11 +159,18 @@ void AttentionBlock::Attend(Stream& stream, const UnitMemory& memory) const {
                              .workspace = memory.workspace[scratch_]});
 }
 
-TensorView AttentionBlock::InnerForward(Stream& stream, const UnitMemory& memory) const {
+void AttentionBlock::InnerForward(Stream& stream, const UnitMemory& memory) const {
   input_.Forward(stream, {.memory = memory, .x = Normed(memory), .y = qkv_values_.In(memory)});
   PrepareHeads(stream, memory);
   Attend(stream, memory);
+}
+
+TensorView AttentionBlock::InnerResult(const UnitMemory& memory) const {
   return attended_.In(memory);
+}
+
+TensorView AttentionBlock::InnerGradient(const UnitMemory& memory) const {
+  return DQkv(memory);
 }
 
 void AttentionBlock::Remake(Stream& stream, const UnitMemory& memory) const {
@@ -176,11 +183,11 @@ void AttentionBlock::Remake(Stream& stream, const UnitMemory& memory) const {
   if (attended_.remade()) {
     // x1 = x0 + a Wo, added in the order of the first forward.
     Attend(stream, memory);
-    const TensorView x1 = x1_.In(memory);
     if (!over_ranks()) {
+      const TensorView x1 = x1_.In(memory);
       CopyView(stream, x_.In(memory), x1);
+      AddOutput(stream, memory, attended_.In(memory), x1);
     }
-    AddOutput(stream, memory, attended_.In(memory), x1);
   }
 }
 
@@ -303,16 +310,15 @@ void AttentionBlock::Prepare(Stream& stream, const UnitMemory& memory) const {
 }
 
 // Down to the gradient of qkv, with the gradients of the output projection and of the heads' norms.
-TensorView AttentionBlock::InnerBackward(Stream& stream,
-                                         const UnitMemory& memory,
-                                         const WeightGradients& gradients) const {
+void AttentionBlock::InnerBackward(Stream& stream,
+                                   const UnitMemory& memory,
+                                   const WeightGradients& gradients) const {
   output_.InputGradient(stream,
                         {.memory = memory, .dy = OutputGradient(memory), .dx = DAttended(memory)});
   OutputWeightGradient(stream, memory, gradients, attended_.In(memory));
   const TensorView d_qkv = DQkv(memory);
   AttendBackward(stream, memory);
   UndoHeads(stream, memory, gradients, d_qkv);
-  return d_qkv;
 }
 
 }  // namespace ravel::model

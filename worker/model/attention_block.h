@@ -17,16 +17,18 @@ class AttentionBlock final : public ResidualBlock {
 
   // Module::Prepare.
   void Prepare(kernels::Stream& stream, const UnitMemory& memory) const;
-  // If att is remade, x1 is, too, or its addend.
+  // If att is remade, x1 is, too, unless ranks sum it.
   void Remake(kernels::Stream& stream, const UnitMemory& memory) const override;
   // x1's rows, from x0's.
   void RemakeSum(kernels::Stream& stream, const UnitMemory& memory) const;
 
  protected:
-  TensorView InnerForward(kernels::Stream& stream, const UnitMemory& memory) const override;
-  TensorView InnerBackward(kernels::Stream& stream,
-                           const UnitMemory& memory,
-                           const WeightGradients& gradients) const override;
+  void InnerForward(kernels::Stream& stream, const UnitMemory& memory) const override;
+  TensorView InnerResult(const UnitMemory& memory) const override;
+  void InnerBackward(kernels::Stream& stream,
+                     const UnitMemory& memory,
+                     const WeightGradients& gradients) const override;
+  TensorView InnerGradient(const UnitMemory& memory) const override;
 
  private:
   struct Heads {

@@ -33,6 +33,10 @@ void LayerModule::ForwardSegment(kernels::Stream& stream,
       return mlp_.Forward(stream, memory);
     case SegmentKind::kMlpResidual:
       return mlp_.ForwardSum(stream, memory);
+    case SegmentKind::kAttentionOutput:
+      return attention_.Output(stream, memory);
+    case SegmentKind::kMlpOutput:
+      return mlp_.Output(stream, memory);
     default:
       CheckFailed(__FILE__, __LINE__, "segment", "none of a layer");
   }
@@ -50,6 +54,8 @@ void LayerModule::RemakeSegment(kernels::Stream& stream,
       return mlp_.GiveNormed(stream, memory);
     case SegmentKind::kAttention:
       return attention_.Remake(stream, memory);
+    case SegmentKind::kAttentionOutput:
+      return attention_.Output(stream, memory);
     case SegmentKind::kAttentionResidual:
       return attention_.RemakeSum(stream, memory);
     case SegmentKind::kMlpNorm:
@@ -72,8 +78,12 @@ void LayerModule::BackwardSegment(kernels::Stream& stream,
       return mlp_.GiveGradient(stream, memory);
     case SegmentKind::kMlp:
       return mlp_.Backward(stream, memory, gradients);
+    case SegmentKind::kMlpInputProduct:
+      return mlp_.InputProduct(stream, memory);
     case SegmentKind::kMlpInput:
       return mlp_.BackwardSum(stream, memory);
+    case SegmentKind::kMlpWeights:
+      return mlp_.InputWeights(stream, memory, gradients);
     case SegmentKind::kMlpNorm:
       return mlp_.BackwardNorm(stream, memory, gradients);
     case SegmentKind::kAttentionNormed:
@@ -82,8 +92,12 @@ void LayerModule::BackwardSegment(kernels::Stream& stream,
       return attention_.GiveGradient(stream, memory);
     case SegmentKind::kAttention:
       return attention_.Backward(stream, memory, gradients);
+    case SegmentKind::kAttentionInputProduct:
+      return attention_.InputProduct(stream, memory);
     case SegmentKind::kAttentionInput:
       return attention_.BackwardSum(stream, memory);
+    case SegmentKind::kAttentionWeights:
+      return attention_.InputWeights(stream, memory, gradients);
     case SegmentKind::kAttentionNorm:
       return attention_.BackwardNorm(stream, memory, gradients);
     default:

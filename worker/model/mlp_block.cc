@@ -66,12 +66,18 @@ void MlpBlock::Deactivate(Stream& stream,
   }
 }
 
-TensorView MlpBlock::InnerForward(Stream& stream, const UnitMemory& memory) const {
+void MlpBlock::InnerForward(Stream& stream, const UnitMemory& memory) const {
   const TensorView input = input_values_.In(memory);
-  const TensorView inner = Carve(memory.workspace[d_a_], input.size[0], inner_);
   input_.Forward(stream, {.memory = memory, .x = Normed(memory), .y = input});
-  Activate(stream, input, inner);
-  return inner;
+  Activate(stream, input, InnerResult(memory));
+}
+
+TensorView MlpBlock::InnerResult(const UnitMemory& memory) const {
+  return Carve(memory.workspace[d_a_], input_values_.In(memory).size[0], inner_);
+}
+
+TensorView MlpBlock::InnerGradient(const UnitMemory& memory) const {
+  return input_values_.In(memory);
 }
 
 void MlpBlock::Remake(Stream& stream, const UnitMemory& memory) const {
@@ -79,9 +85,9 @@ void MlpBlock::Remake(Stream& stream, const UnitMemory& memory) const {
 }
 
 // Down to the gradient of `input`, in its place, with the gradients of the output projection.
-TensorView MlpBlock::InnerBackward(Stream& stream,
-                                   const UnitMemory& memory,
-                                   const WeightGradients& gradients) const {
+void MlpBlock::InnerBackward(Stream& stream,
+                             const UnitMemory& memory,
+                             const WeightGradients& gradients) const {
   const TensorView dy = OutputGradient(memory);
   const TensorView input = input_values_.In(memory);
   const TensorView inner = Carve(memory.workspace[d_a_], dy.size[0], inner_);
@@ -89,7 +95,6 @@ TensorView MlpBlock::InnerBackward(Stream& stream,
   output_.InputGradient(stream, {.memory = memory, .dy = dy, .dx = d_inner});
   Deactivate(stream, input, d_inner, inner);
   OutputWeightGradient(stream, memory, gradients, inner);
-  return input;
 }
 
 }  // namespace ravel::model

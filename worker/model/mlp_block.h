@@ -16,11 +16,13 @@ class MlpBlock final : public ResidualBlock {
   void Remake(kernels::Stream& stream, const UnitMemory& memory) const override;
 
  protected:
-  TensorView InnerForward(kernels::Stream& stream, const UnitMemory& memory) const override;
+  void InnerForward(kernels::Stream& stream, const UnitMemory& memory) const override;
+  TensorView InnerResult(const UnitMemory& memory) const override;
+  void InnerBackward(kernels::Stream& stream,
+                     const UnitMemory& memory,
+                     const WeightGradients& gradients) const override;
   // In place of what the input projection has made.
-  TensorView InnerBackward(kernels::Stream& stream,
-                           const UnitMemory& memory,
-                           const WeightGradients& gradients) const override;
+  TensorView InnerGradient(const UnitMemory& memory) const override;
 
  private:
   // y = activation(x).

@@ -33,7 +33,9 @@ struct UnitMemory {
   std::vector<TensorView> shared;     // ModelInventory::shared
   std::vector<TensorView> leaves;     // UnitSpec::leaves, in a backward
   // Where ranks of a tensor axis compute a unit together (SegmentMove), else absent:
-  TensorView addend;               // [tokens, hidden] fp32: what this rank adds to a sum
+  TensorView addend;               // [tokens, hidden] fp32: what this rank adds to a sum; of a
+                                   // chunk of tokens, where those are moved apart
+  TensorView input_gradient;       // [own tokens, hidden]: a sum, of what products have read
   std::vector<TensorView> pieces;  // of a sum: [own tokens, hidden] of each rank's addend, in order
   TensorView rows;        // of a sum: [own tokens, hidden], of the target's type; kGather: this
                           // rank's rows of the target; kScatterRows: the target itself

@@ -43,6 +43,7 @@ class Projection {
   struct PartArgs {
     const UnitMemory& memory;
     TensorView from;
+    int64_t first = 0;  // row of the addend
   };
   std::vector<TensorView> ForwardParts(kernels::Stream& stream, const PartArgs& args) const;
   // y = round((residual + bias) + the tree of pieces).

@@ -141,7 +141,7 @@ std::vector<TensorView> Projection::ForwardParts(kernels::Stream& stream,
   return sums_.Products(
       stream,
       args.memory,
-      {.rows = args.from.size[0], .columns = parts_[0].columns},
+      {.first = args.first, .rows = args.from.size[0], .columns = parts_[0].columns},
       [&](int64_t part, const TensorView& to) {
         Operand x = {.matrix = ColumnsOf(args.from, part * inputs, inputs), .scale = {}};
         if (quantized) {
@@ -214,7 +214,7 @@ std::vector<TensorView> Projection::InputGradientParts(kernels::Stream& stream,
   };
   return sums_.Products(stream,
                         args.memory,
-                        {.rows = args.from.size[0], .columns = inputs},
+                        {.first = args.first, .rows = args.from.size[0], .columns = inputs},
                         [&](int64_t part, const TensorView& to) {
                           int64_t column = 0;
                           for (const Member& member : members_) {

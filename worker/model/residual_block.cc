@@ -1,5 +1,6 @@
 #include "worker/model/residual_block.h"
 
+#include "common/shape.h"
 #include "kernels/part_sum.h"
 
 namespace ravel::model {
@@ -73,7 +74,32 @@ void ResidualBlock::RemakeNorm(Stream& stream, const UnitMemory& memory) const {
 }
 
 void ResidualBlock::Forward(Stream& stream, const UnitMemory& memory) const {
-  AddOutput(stream, memory, InnerForward(stream, memory), memory.shared[hidden_]);
+  InnerForward(stream, memory);
+  if (!over_ranks()) {
+    AddOutput(stream, memory, InnerResult(memory), memory.shared[hidden_]);
+  }
+}
+
+// Where ranks have their own tokens alone, a chunk has a share of those of each of them, in order.
+std::vector<ResidualBlock::TokenRun> ResidualBlock::RunsOf(int64_t tokens, int chunk) const {
+  const bool apart = cut_.sequence && cut_.chunks > 1;
+  const int64_t owners = apart ? cut_.degree : 1;
+  const int64_t count = DivExact(tokens, owners * cut_.chunks);
+  std::vector<TokenRun> runs;
+  for (int64_t owner = 0; owner < owners; ++owner) {
+    runs.push_back({.first = owner * DivExact(tokens, owners) + chunk * count, .count = count});
+  }
+  return runs;
+}
+
+void ResidualBlock::Output(Stream& stream, const UnitMemory& memory) const {
+  const TensorView from = InnerResult(memory);
+  int64_t first = 0;
+  for (const TokenRun& run : RunsOf(from.size[0], memory.chunk)) {
+    output_.ForwardParts(
+        stream, {.memory = memory, .from = RowsOf(from, run.first, run.count), .first = first});
+    first += run.count;
+  }
 }
 
 // y holds x.
@@ -88,9 +114,7 @@ void ResidualBlock::AddOutput(Stream& stream,
   }
   const std::vector<TensorView> halves =
       output_.ForwardParts(stream, {.memory = memory, .from = from});
-  if (!over_ranks()) {
-    output_.FinishForward(stream, {.memory = memory, .pieces = halves, .residual = y, .y = y});
-  }
+  output_.FinishForward(stream, {.memory = memory, .pieces = halves, .residual = y, .y = y});
 }
 
 void ResidualBlock::ForwardSum(Stream& stream, const UnitMemory& memory) const {
@@ -108,19 +132,38 @@ void ResidualBlock::Sum(Stream& stream, const UnitMemory& memory, const TensorVi
 void ResidualBlock::Backward(Stream& stream,
                              const UnitMemory& memory,
                              const WeightGradients& gradients) const {
-  const TensorView dy = InnerBackward(stream, memory, gradients);
+  InnerBackward(stream, memory, gradients);
+  if (over_ranks()) {
+    return;
+  }
+  const TensorView dy = InnerGradient(memory);
   const TensorView& dx = memory.workspace[d_c_];
   if (!cut_.cuts()) {
     input_.InputGradient(stream, {.memory = memory, .dy = dy, .dx = dx});
   } else {
     const std::vector<TensorView> halves =
         input_.InputGradientParts(stream, {.memory = memory, .from = dy});
-    if (!over_ranks()) {
-      kernels::SumParts(stream, {.pieces = halves, .out = dx});
-    }
+    kernels::SumParts(stream, {.pieces = halves, .out = dx});
   }
-  input_.WeightGradient(stream,
-                        {.memory = memory, .gradients = gradients, .x = Normed(memory), .dy = dy});
+  InputWeights(stream, memory, gradients);
+}
+
+void ResidualBlock::InputProduct(Stream& stream, const UnitMemory& memory) const {
+  const TensorView from = InnerGradient(memory);
+  int64_t first = 0;
+  for (const TokenRun& run : RunsOf(from.size[0], memory.chunk)) {
+    input_.InputGradientParts(
+        stream, {.memory = memory, .from = RowsOf(from, run.first, run.count), .first = first});
+    first += run.count;
+  }
+}
+
+void ResidualBlock::InputWeights(Stream& stream,
+                                 const UnitMemory& memory,
+                                 const WeightGradients& gradients) const {
+  input_.WeightGradient(
+      stream,
+      {.memory = memory, .gradients = gradients, .x = Normed(memory), .dy = InnerGradient(memory)});
 }
 
 void ResidualBlock::BackwardSum(Stream& stream, const UnitMemory& memory) const {
@@ -134,7 +177,7 @@ void ResidualBlock::BackwardNorm(Stream& stream,
   norm_.Backward(stream,
                  {.memory = memory,
                   .gradients = gradients,
-                  .dy = memory.workspace[d_c_],
+                  .dy = over_ranks() ? memory.input_gradient : memory.workspace[d_c_],
                   .x = x_.In(memory),
                   .dresidual = dhidden,
                   .dx = dhidden,

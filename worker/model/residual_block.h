@@ -18,18 +18,27 @@ class ResidualBlock {
 
   // Reads `hidden`; keeps a copy of it where the inventory says so.
   void ForwardNorm(kernels::Stream& stream, const UnitMemory& memory) const;
-  // Adds to `hidden`, or writes the addend.
+  // Adds to `hidden`; with a part of the output product alone it leaves what Output reads.
   void Forward(kernels::Stream& stream, const UnitMemory& memory) const;
+  // The addend of a chunk of tokens (UnitMemory::chunk), of a forward or of a recomputation.
+  void Output(kernels::Stream& stream, const UnitMemory& memory) const;
   // UnitMemory::rows = those of (hidden + the output's bias) + the tree of pieces.
   void ForwardSum(kernels::Stream& stream, const UnitMemory& memory) const;
   // Recompute what the policy does not keep.
   void RemakeNorm(kernels::Stream& stream, const UnitMemory& memory) const;
   virtual void Remake(kernels::Stream& stream, const UnitMemory& memory) const = 0;
-  // Reads `dhidden`; leaves the gradient of the norm's result in the workspace, or its addend.
-  // Writes the gradients of all weights but the norm's.
+  // Reads `dhidden`; leaves the gradient of the norm's result in the workspace. Writes the
+  // gradients of all weights but the norm's. With parts of the products alone it leaves out what
+  // the two that follow do.
   void Backward(kernels::Stream& stream,
                 const UnitMemory& memory,
                 const WeightGradients& gradients) const;
+  // The addend of a chunk of tokens of the gradient of the norm's result.
+  void InputProduct(kernels::Stream& stream, const UnitMemory& memory) const;
+  // Gradients of the weights that read the norm's result.
+  void InputWeights(kernels::Stream& stream,
+                    const UnitMemory& memory,
+                    const WeightGradients& gradients) const;
   // Where ranks have their own tokens alone: UnitMemory::rows = this rank's of the norm's result,
   // or of `dhidden`, for all ranks to gather.
   void GiveNormed(kernels::Stream& stream, const UnitMemory& memory) const;
@@ -52,15 +61,17 @@ class ResidualBlock {
   };
   ResidualBlock(const UnitTensors& tensors, const Parts& parts);
 
-  // From the norm's result: what the output projection reads.
-  virtual TensorView InnerForward(kernels::Stream& stream, const UnitMemory& memory) const = 0;
-  // From `dhidden`: the gradient of what the input projection has made, and gradients of weights
-  // between it and `hidden`.
-  virtual TensorView InnerBackward(kernels::Stream& stream,
-                                   const UnitMemory& memory,
-                                   const WeightGradients& gradients) const = 0;
+  // From the norm's result: what the output projection reads, InnerResult.
+  virtual void InnerForward(kernels::Stream& stream, const UnitMemory& memory) const = 0;
+  virtual TensorView InnerResult(const UnitMemory& memory) const = 0;
+  // From `dhidden`: the gradient of what the input projection has made, InnerGradient, and
+  // gradients of weights between it and `hidden`.
+  virtual void InnerBackward(kernels::Stream& stream,
+                             const UnitMemory& memory,
+                             const WeightGradients& gradients) const = 0;
+  virtual TensorView InnerGradient(const UnitMemory& memory) const = 0;
 
-  // y = x + the output product of `from`, or the addend of it.
+  // y = x + the output product of `from`.
   void AddOutput(kernels::Stream& stream,
                  const UnitMemory& memory,
                  const TensorView& from,
@@ -69,6 +80,12 @@ class ResidualBlock {
   void Sum(kernels::Stream& stream, const UnitMemory& memory, const TensorView& x) const;
 
   bool over_ranks() const { return cut_.degree > 1; }
+  // Runs of tokens whose addends lie one after another in that of the chunk.
+  struct TokenRun {
+    int64_t first = 0;
+    int64_t count = 0;
+  };
+  std::vector<TokenRun> RunsOf(int64_t tokens, int chunk) const;
   // The norm's result and `dhidden` of all tokens.
   TensorView Normed(const UnitMemory& memory) const;
   TensorView OutputGradient(const UnitMemory& memory) const;

@@ -46,9 +46,11 @@ class Binder {
     const std::vector<plan::BufferId> weights = plan::BuffersOf(instruction, Role::kWeights);
     const std::vector<plan::BufferId> gradients = plan::BuffersOf(instruction, Role::kGradient);
     const plan::UnitSpec& unit = plan_.inventory.units[instruction.unit];
+    const bool later = instruction.segment > 0;  // which may touch less than the pass
     for (const plan::TensorId tensor : unit.tensors) {
       bound.memory.weights.push_back(View(tensor, weights));
-      CHECK_MSG(bound.memory.weights.back().present(), "a unit's own weights are not gathered");
+      CHECK_MSG(bound.memory.weights.back().present() || (weights.empty() && later),
+                "a unit's own weights are not gathered");
     }
     for (const plan::TensorId tensor : unit.borrowed) {
       bound.memory.weights.push_back(View(tensor, weights));
@@ -59,14 +61,25 @@ class Binder {
         for (const plan::TensorId tensor : *tensors) {
           bound.gradients.push_back(View(tensor, gradients));
           const bool trainable = plan_.inventory.tensors[tensor].trainable;
-          CHECK_EQ(bound.gradients.back().present(), trainable);
+          CHECK(bound.gradients.back().present() == trainable || (gradients.empty() && later));
         }
       }
     }
-    bound.memory.saved = Activations(unit.saved, plan::BufferOf(instruction, Role::kSaved));
-    bound.memory.remade = Activations(unit.remade, plan::BufferOf(instruction, Role::kRemade));
-    bound.memory.workspace =
-        Activations(unit.workspace, plan::BufferOf(instruction, Role::kScratch));
+    const auto activations =
+        [&](const std::vector<plan::ActivationSpec>& specs, Role role, plan::BufferIndex::Key key) {
+          const plan::BufferId named = plan::BufferOf(instruction, role);
+          return Activations(specs,
+                             named >= 0 || !later ? named : plan::FindBuffer(plan_.buffers, key));
+        };
+    const plan::UnitId at = instruction.unit;
+    bound.memory.saved =
+        activations(unit.saved,
+                    Role::kSaved,
+                    {.kind = plan::BufferKind::kSaved, .owner = at, .call = instruction.call});
+    bound.memory.remade =
+        activations(unit.remade, Role::kRemade, {.kind = plan::BufferKind::kRemade, .owner = at});
+    bound.memory.workspace = activations(
+        unit.workspace, Role::kScratch, {.kind = plan::BufferKind::kWorkspace, .owner = at});
     bound.memory.leaves = Activations(unit.leaves, plan::BufferOf(instruction, Role::kLeaves));
     bound.memory.shared = shared_;
     bound.accumulates = plan::Accumulates(instruction);
@@ -100,31 +113,40 @@ class Binder {
     }
     bound.move = step->move;
     bound.last_step = step + 1 == steps.end();
-    BindMove(At(segments, step->first.value()), bound);
+    BindMove(At(segments, step->first.value()), step->addend_slot, bound);
   }
 
   // This rank's rows of what a move makes whole are those of its place on the axis; of a sum whose
-  // rows stay where they are, the target.
-  void BindMove(const plan::SegmentSpec& segment, BoundInstruction& bound) const {
+  // rows stay where they are, the target. Of a chunk both are those of its tokens.
+  void BindMove(const plan::SegmentSpec& segment, int slot, BoundInstruction& bound) const {
     model::UnitMemory& memory = bound.memory;
-    const Shape stream = plan::StreamShape(plan_.inventory);
-    const auto buffer = [&](plan::BufferKind kind) {
-      return buffers_.bytes(plan::FindBuffer(plan_.buffers, {.kind = kind}));
+    const int64_t columns = plan::StreamShape(plan_.inventory)[1];
+    const auto find = [&](plan::BufferKind kind, int of_slot) {
+      return plan::FindBuffer(plan_.buffers, {.kind = kind, .slot = of_slot});
     };
-    auto* addend = reinterpret_cast<float*>(buffer(plan::BufferKind::kAddend));
-    memory.addend = MatrixView(addend, stream[0], stream[1]);
+    const plan::BufferId addend = find(plan::BufferKind::kAddend, slot);
+    memory.addend =
+        MatrixView(buffers_.floats(addend), DivExact(buffers_.elements(addend), columns), columns);
+    memory.input_gradient = Activations({plan::InputGradientSpec(plan_.inventory)},
+                                        find(plan::BufferKind::kInputGradient, 0))
+                                .front();
     if (segment.move == plan::SegmentMove::kNone) {
       return;
     }
     bound.target = TargetOf(segment.target, bound);
     CHECK(bound.target.contiguous());
+    if (segment.chunked) {
+      const int64_t rows = DivExact(bound.target.size[0], segment.chunks);
+      memory.first_row = segment.chunk * rows;
+      bound.target = RowsOf(bound.target, memory.first_row, rows);
+    }
     memory.rows = bound.target;
     if (!plan::GathersRows(segment.move)) {
       return;
     }
     memory.rows.size[0] = DivExact(bound.target.size[0], plan::TensorRanks(plan_.inventory));
-    memory.rows.data = buffer(plan::BufferKind::kRows);
-    memory.first_row = coordinate_ * memory.rows.size[0];
+    memory.rows.data = buffers_.bytes(find(plan::BufferKind::kRows, 0));
+    memory.first_row += coordinate_ * memory.rows.size[0];
   }
 
   const TensorView& TargetOf(const plan::SegmentUse& use, const BoundInstruction& bound) const {
@@ -137,6 +159,8 @@ class Binder {
         return memory.remade[model::ActivationIndex(unit.remade, use.name)];
       case plan::ActivationList::kWorkspace:
         return memory.workspace[model::ActivationIndex(unit.workspace, use.name)];
+      case plan::ActivationList::kInputGradient:
+        return memory.input_gradient;
       case plan::ActivationList::kShared:
         break;
     }

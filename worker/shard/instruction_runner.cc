@@ -200,8 +200,11 @@ absl::Status InstructionRunner::Compute(const BoundInstruction& bound, const Rep
     return PassUnused(instruction);
   }
   RETURN_IF_ERROR(state_.BeginCompute(instruction));
-  draws_ = DrawsOf(turn);
-  loss_scale_ = static_cast<float>(turn.loss_scale);
+  // Sums, which draw nothing, may run beside a step that does.
+  if (!plan::ExchangesAddends(bound.move)) {
+    draws_ = DrawsOf(turn);
+    loss_scale_ = static_cast<float>(turn.loss_scale);
+  }
   if (bound.move != plan::SegmentMove::kNone) {
     RETURN_IF_ERROR(MoveActivation(bound, turn));
   } else {

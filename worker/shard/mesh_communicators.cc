@@ -19,7 +19,8 @@ bool IsOfAll(const plan::ProgramMove& move) {
 // As logs call it: the tensor axis, or the stream. Unique among groups with one first member.
 std::string NameOf(const plan::Mesh& mesh, const plan::ProgramMove& move) {
   if (move.of == plan::MoveOf::kActivation) {
-    return move.axes.front();
+    const bool beside = move.stream == plan::StreamId::kTensor;
+    return absl::StrCat(move.axes.front(), beside ? "" : ".gather");
   }
   if (plan::SumsAddends(move)) {
     const bool all = move.move.axis_size == mesh.AxisSize(move.axes.front());

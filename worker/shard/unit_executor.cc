@@ -154,7 +154,8 @@ void UnitExecutor::IssueComputes() const {
   for (const BoundProgram& program : programs_) {
     for (const BoundInstruction& bound : program.instructions) {
       if (plan::IsCompute(bound.instruction.op)) {
-        CHECK_MSG(bound.instruction.stream == plan::StreamId::kCompute,
+        CHECK_MSG(bound.instruction.stream == plan::StreamId::kCompute ||
+                      plan::ExchangesAddends(bound.move),
                   "units compute on one stream");
         if (!plan::ExchangesAddends(bound.move)) {  // whose addends nobody has exchanged
           runner_.IssueCompute(bound, program.phase);

@@ -189,7 +189,8 @@ absl::Status CheckOfNoGroup(const ShardingPlan& plan, const ProgramBuffer& buffe
                : Fault(buffer, "K13", "is not of the size that the recipe needs");
   }
   if (buffer.kind == BufferKind::kAddend || buffer.kind == BufferKind::kAddendReceive) {
-    return buffer.bytes == AddendElements(plan.inventory) * DTypeBytes(DType::kF32) &&
+    const int slot = std::clamp(buffer.slot, 0, 2);
+    return buffer.bytes == AddendElements(plan.inventory, slot) * DTypeBytes(DType::kF32) &&
                    buffer.dtype == DType::kF32
                ? absl::OkStatus()
                : Fault(buffer, "K13", "is not of the size of an activation that ranks sum");
@@ -198,6 +199,11 @@ absl::Status CheckOfNoGroup(const ShardingPlan& plan, const ProgramBuffer& buffe
     return buffer.bytes == RowsBytes(plan.inventory)
                ? absl::OkStatus()
                : Fault(buffer, "K13", "is not of the size of the rows that ranks gather");
+  }
+  if (buffer.kind == BufferKind::kInputGradient) {
+    return buffer.bytes == InputGradientBytes(plan.inventory)
+               ? absl::OkStatus()
+               : Fault(buffer, "K13", "is not of the size of the residual stream");
   }
   return buffer.bytes == ActivationBytes(plan.inventory, buffer)
              ? absl::OkStatus()

@@ -187,6 +187,8 @@ StreamId StreamOf(const MoveTable& table,
     case OpCode::kForward:
     case OpCode::kBackward:
     case OpCode::kRecompute:
+      return table.moves.Has(instruction.move) ? table.moves[instruction.move].stream
+                                               : StreamId::kCompute;
     case OpCode::kRefreshWeights:
       return StreamId::kCompute;
     case OpCode::kOptimizerStep:

@@ -57,25 +57,46 @@ absl::Status CheckPersistent(const ProgramFacts& facts) {
   return absl::OkStatus();
 }
 
-// K2: a lifetime's accesses are ordered one after the other.
+bool Writes(const ProgramFacts& facts, InstructionId at, BufferId buffer) {
+  const std::vector<Operand>& operands = facts.At(at).operands;
+  return std::any_of(operands.begin(), operands.end(), [&](const Operand& operand) {
+    return operand.buffer == buffer && operand.writes();
+  });
+}
+
+// K2: a write of a lifetime is after all before it, a read after the last write, and the last
+// access, whatever it does, after all others.
 absl::Status CheckTemporaries(const ProgramFacts& facts) {
   for (const Lifetime& life : facts.lifetimes) {
+    MemoryHistory history = {.write = life.accesses.front(), .reads = {}};
     for (size_t i = 1; i < life.accesses.size(); ++i) {
-      if (life.accesses[i - 1] != life.accesses[i] &&
-          !facts.Before(life.accesses[i - 1], life.accesses[i])) {
-        return facts.Fault("K2",
-                           life.accesses[i],
-                           absl::StrCat("is not ordered after instruction ",
-                                        life.accesses[i - 1].value(),
-                                        " on ",
-                                        facts.BufferName(life.buffer)));
+      const InstructionId at = life.accesses[i];
+      const bool writes = i + 1 == life.accesses.size() || Writes(facts, at, life.buffer);
+      std::vector<InstructionId> earlier = {history.write};
+      if (writes) {
+        earlier.insert(earlier.end(), history.reads.begin(), history.reads.end());
+      }
+      for (const InstructionId other : earlier) {
+        if (other != at && !facts.Before(other, at)) {
+          return facts.Fault("K2",
+                             at,
+                             absl::StrCat("is not ordered after instruction ",
+                                          other.value(),
+                                          " on ",
+                                          facts.BufferName(life.buffer)));
+        }
+      }
+      if (writes) {
+        history = {.write = at, .reads = {}};
+      } else {
+        history.reads.push_back(at);
       }
     }
   }
   return absl::OkStatus();
 }
 
-// K3. Accesses of a lifetime are in order (K2), so the last one ends it.
+// K3. The last access of a lifetime ends it (K2).
 absl::Status CheckAddresses(const ProgramFacts& facts) {
   struct Place {
     MemoryKind memory;

@@ -65,6 +65,7 @@ MemoryUse UseOf(const ProgramBuffer& buffer) {
     case BufferKind::kAddend:
     case BufferKind::kAddendReceive:
     case BufferKind::kRows:
+    case BufferKind::kInputGradient:
       return MemoryUse::kActivations;
     case BufferKind::kWorkspace:
       return MemoryUse::kWorkspace;

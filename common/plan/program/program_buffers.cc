@@ -306,11 +306,24 @@ class BufferList {
   void AddActivationMoves() {
     const int64_t words = AddendElements(request_.inventory);
     AddOfAll("addend", BufferKind::kAddend, peers_, words, DType::kF32);
+    for (int slot = 1; slot <= 2; ++slot) {
+      const int64_t of_chunk = AddendElements(request_.inventory, slot);
+      AddOfAll(
+          slot == 1 ? "addend.1" : "addend.2", BufferKind::kAddend, peers_, of_chunk, DType::kF32);
+      if (of_chunk > 0) {
+        buffers_[buffers_.last_id()].slot = slot;
+      }
+    }
     if (!request_.options.read_peers_in_place) {
       AddOfAll(
           "addend_receive", BufferKind::kAddendReceive, MemoryKind::kPrivate, words, DType::kF32);
     }
     AddOfAll("rows", BufferKind::kRows, peers_, RowsBytes(request_.inventory), DType::kU8);
+    AddOfAll("input_gradient",
+             BufferKind::kInputGradient,
+             MemoryKind::kPrivate,
+             InputGradientBytes(request_.inventory),
+             DType::kU8);
   }
 
   const ProgramRequest& request_;
@@ -352,6 +365,11 @@ int64_t AddendElements(const ModelInventory& inventory) {
   return TensorRanks(inventory) == 1 ? 0 : ElementCount(StreamShape(inventory));
 }
 
+int64_t AddendElements(const ModelInventory& inventory, int slot) {
+  const int64_t all = AddendElements(inventory);
+  return slot == 0 ? all : inventory.cut.chunks == 1 ? 0 : DivCeil(all, inventory.cut.chunks);
+}
+
 int64_t RowsBytes(const ModelInventory& inventory) {
   if (TensorRanks(inventory) == 1) {
     return 0;
@@ -366,6 +384,14 @@ int64_t RowsBytes(const ModelInventory& inventory) {
     most = std::max(most, bytes(FindActivation(unit.workspace, "vocabulary")));
   }
   return DivExact(most, TensorRanks(inventory));
+}
+
+int64_t InputGradientBytes(const ModelInventory& inventory) {
+  if (TensorRanks(inventory) == 1) {
+    return 0;
+  }
+  const ActivationSpec& spec = InputGradientSpec(inventory);
+  return ElementCount(spec.shape) * DTypeBytes(spec.dtype);
 }
 
 ProgramBuffers BuildBuffers(const ProgramRequest& request) {

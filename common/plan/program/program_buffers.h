@@ -28,6 +28,10 @@ DType StagedType(const LaneMap& lanes, const ProgramOptions& options, const Grad
 // activation that is gathered; 0 where the inventory is not cut for a tensor axis.
 int64_t AddendElements(const ModelInventory& inventory);
 int64_t RowsBytes(const ModelInventory& inventory);
+// Elements of the addend in that slot: 0, of all tokens; 1 and 2, of a chunk, where there are some.
+int64_t AddendElements(const ModelInventory& inventory, int slot);
+// Of kInputGradient.
+int64_t InputGradientBytes(const ModelInventory& inventory);
 
 // Every buffer of every program.
 ProgramBuffers BuildBuffers(const ProgramRequest& request);

@@ -18,6 +18,7 @@
 #include "common/plan/program/program_offload.h"
 #include "common/plan/program/program_operands.h"
 #include "common/plan/program/program_order.h"
+#include "common/plan/program/program_steps.h"
 #include "common/plan/program/program_uses.h"
 #include "common/plan/sharding_plan.h"
 
@@ -92,6 +93,7 @@ class Builder {
                  .model = model_,
                  .part = program_.part},
                 program_);
+    OrderSteps(program_);
     DropImpliedWaits(program_);
     return std::move(program_);
   }
@@ -310,6 +312,9 @@ class Builder {
     Instruction run = {.op = op, .stream = StreamId::kCompute, .unit = use.unit, .call = use.call};
     run.segment = step.first;
     run.move = MoveOfStep(request_.moves, step.move);
+    if (run.move >= 0) {
+      run.stream = request_.moves.moves[run.move].stream;
+    }
     for (const GroupId group : use.needs) {
       if (Weights(group).gather >= 0) {
         run.waits.push_back(Weights(group).gather);

@@ -39,7 +39,8 @@ class TableMaker {
   }
 
  private:
-  // Over the tensor axis, in the stream of the products that they are between.
+  // Over the tensor axis. Products run beside sums; what is gathered is read at once, so gathers
+  // are in the stream of the products.
   absl::Status AddActivations() {
     // A tensor alone, whose moves are only looked at, has no activations.
     if (request_.mesh.AxisSize(kTensorAxis) == 1 || request_.inventory.units.empty()) {
@@ -47,17 +48,22 @@ class TableMaker {
     }
     const PlacedTensor hidden = {.name = "hidden", .shape = StreamShape(request_.inventory)};
     const int64_t ranks = request_.mesh.AxisSize(kTensorAxis);
-    if (hidden.shape[0] % ranks != 0) {
-      return absl::InvalidArgumentError(absl::StrCat("axis ",
-                                                     kTensorAxis,
-                                                     " of ",
-                                                     ranks,
-                                                     " ranks does not divide the ",
-                                                     hidden.shape[0],
-                                                     " tokens of a micro-batch"));
+    const int64_t chunks = request_.inventory.cut.chunks;
+    if (hidden.shape[0] % (ranks * chunks) != 0) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("axis ",
+                       kTensorAxis,
+                       " of ",
+                       ranks,
+                       " ranks does not divide the ",
+                       hidden.shape[0],
+                       " tokens of a micro-batch",
+                       chunks > 1 ? absl::StrCat(" in ", chunks, " chunks") : ""));
     }
-    const auto add =
-        [&](const Placement& from, const Placement& to, DType type) -> absl::StatusOr<MoveId> {
+    const auto add = [&](const Placement& from,
+                         const Placement& to,
+                         DType type,
+                         StreamId stream) -> absl::StatusOr<MoveId> {
       ASSIGN_OR_RETURN(Move move,
                        PlanMove(hidden,
                                 request_.mesh,
@@ -68,15 +74,18 @@ class TableMaker {
                    .axes = {kTensorAxis},
                    .move = std::move(move),
                    .type = type,
-                   .stream = StreamId::kCompute});
+                   .stream = stream});
     };
     const bool sequence = request_.inventory.cut.sequence;
     const Placement rows = Placement::Shard(0);
+    ASSIGN_OR_RETURN((sequence ? table_.activation_scatter : table_.activation_sum),
+                     add(Placement::Partial(),
+                         sequence ? rows : Placement::Replicate(),
+                         DType::kF32,
+                         StreamId::kTensor));
     ASSIGN_OR_RETURN(
-        (sequence ? table_.activation_scatter : table_.activation_sum),
-        add(Placement::Partial(), sequence ? rows : Placement::Replicate(), DType::kF32));
-    ASSIGN_OR_RETURN(table_.activation_gather,
-                     add(rows, Placement::Replicate(), request_.options.weight_type));
+        table_.activation_gather,
+        add(rows, Placement::Replicate(), request_.options.weight_type, StreamId::kCompute));
     return absl::OkStatus();
   }
 

@@ -4,6 +4,7 @@
 #include "common/plan/program/program_operands.h"
 
 #include <algorithm>
+#include <limits>
 #include <utility>
 
 #include "common/plan/program/program_buffers.h"
@@ -63,14 +64,46 @@ class OperandList {
   void AddOffload();
   void AddRefresh();
   bool Quantized(GroupId group) const { return context_.groups[group].recipe != Recipe::kNone; }
-  BufferId OfAll(BufferKind kind) const { return Find(kind, {}); }
+  BufferId OfAll(BufferKind kind, int slot = 0) const { return Find(kind, {}, 0, slot); }
+  std::vector<Operand> OfStepBeside(const UnitUse& use, const SegmentStep& step);
 
   const OperandContext& context_;
   const Instruction& at_;
   std::vector<Operand> operands_;
 };
 
+// A step that runs beside others touches of the unit's buffers what its segments name alone.
+std::vector<Operand> OperandList::OfStepBeside(const UnitUse& use, const SegmentStep& step) {
+  const When when = context_.inventory.units[use.unit].optional ? When::kUsed : When::kLane;
+  const auto has = [](const std::vector<ActivationList>& lists, ActivationList list) {
+    return std::find(lists.begin(), lists.end(), list) != lists.end();
+  };
+  const auto add = [&](ActivationList list, BufferId buffer, Role role) {
+    if (has(step.beside->changes, list)) {
+      Add(buffer, Access::kAdd, role, when);
+    } else if (has(step.beside->reads, list)) {
+      Add(buffer, Access::kRead, role, when);
+    }
+  };
+  for (size_t i = 0; step.beside->weights && i < use.needs.size(); ++i) {
+    Add(Find(BufferKind::kGathered, use.needs[i]), Access::kRead, Role::kWeights, when);
+  }
+  add(ActivationList::kSaved, Find(BufferKind::kSaved, use.unit, use.call), Role::kSaved);
+  add(ActivationList::kRemade, Find(BufferKind::kRemade, use.unit), Role::kRemade);
+  add(ActivationList::kWorkspace, Find(BufferKind::kWorkspace, use.unit), Role::kScratch);
+  if (step.beside->gradients) {
+    AddGradients(use, std::numeric_limits<size_t>::max());
+  }
+  add(ActivationList::kShared, Find(BufferKind::kShared, {}), Role::kShared);
+  AddActivationMove(step, when);
+  return std::move(operands_);
+}
+
 std::vector<Operand> OperandList::OfUse(const UnitUse& use, size_t position) {
+  const SegmentStep* step = FindStep(use, at_);
+  if (step != nullptr && step->beside.has_value()) {
+    return OfStepBeside(use, *step);
+  }
   const bool forward = at_.op == OpCode::kForward;
   const bool backward = at_.op == OpCode::kBackward;
   const bool later = at_.segment > 0;  // another step of the pass has begun them
@@ -106,7 +139,7 @@ std::vector<Operand> OperandList::OfUse(const UnitUse& use, size_t position) {
       Add(OfAll(BufferKind::kAmaxFlags), Access::kAdd, Role::kFlags, when);
     }
   }
-  if (const SegmentStep* step = FindStep(use, at_); step != nullptr) {
+  if (step != nullptr) {
     AddActivationMove(*step, when);
   }
   return std::move(operands_);
@@ -116,13 +149,22 @@ std::vector<Operand> OperandList::OfUse(const UnitUse& use, size_t position) {
 void OperandList::AddActivationMove(const SegmentStep& step, When when) {
   const bool sums = ExchangesAddends(step.move);
   if (sums || step.addend) {
-    Add(OfAll(BufferKind::kAddend), sums ? Access::kRead : Access::kAdd, Role::kSend, when);
+    Add(OfAll(BufferKind::kAddend, step.addend_slot),
+        sums ? Access::kRead : Access::kAdd,
+        Role::kSend,
+        when);
   }
   if (sums) {
     Add(OfAll(BufferKind::kAddendReceive), Access::kWrite, Role::kReceive, when);
   }
   if (GathersRows(step.move)) {
     Add(OfAll(BufferKind::kRows), Access::kWrite, Role::kSum, when);
+  }
+  if (step.input_gradient || step.sums_input_gradient) {
+    Add(OfAll(BufferKind::kInputGradient),
+        step.sums_input_gradient ? Access::kAdd : Access::kRead,
+        Role::kInputGradient,
+        when);
   }
 }
 

@@ -99,21 +99,62 @@ class BackwardUses {
   std::map<std::pair<GroupId, UnitId>, GradientId> index_;  // by group and writing unit
 };
 
+bool Reads(const SegmentSpec& segment, ActivationList list) {
+  return std::any_of(segment.uses.begin(), segment.uses.end(), [&](const SegmentUse& use) {
+    return use.list == list && use.reads;
+  });
+}
+
+// Addends of chunks take turns in two buffers: one is moved while the next is computed.
+int AddendSlot(const SegmentSpec& segment) {
+  return segment.chunked && segment.chunks > 1 ? 1 + segment.chunk % 2 : 0;
+}
+
+SegmentStep::Touches TouchesOf(const std::vector<SegmentSpec>& segments, const SegmentStep& step) {
+  SegmentStep::Touches touches;
+  for (SegmentId id = step.first; id < step.end; ++id) {
+    const SegmentSpec& segment = segments[static_cast<size_t>(id.value())];
+    touches.weights = touches.weights || !segment.weights.empty();
+    touches.gradients = touches.gradients || !segment.gradients.empty();
+    std::vector<SegmentUse> uses = segment.uses;
+    if (segment.move != SegmentMove::kNone) {
+      uses.push_back(segment.target);
+    }
+    for (const SegmentUse& use : uses) {
+      (use.reads && !use.writes ? touches.reads : touches.changes).push_back(use.list);
+    }
+  }
+  return touches;
+}
+
 }  // namespace
 
 std::vector<SegmentStep> StepsOf(const ModelInventory& inventory, UnitId unit, UnitPass pass) {
   if (TensorRanks(inventory) == 1) {
     return {SegmentStep()};
   }
+  const std::vector<SegmentSpec> segments = SegmentsOf(inventory, unit, pass);
   std::vector<SegmentStep> steps;
   SegmentId at = 0;
-  for (const SegmentSpec& segment : SegmentsOf(inventory, unit, pass)) {
+  for (const SegmentSpec& segment : segments) {
     const bool alone = segment.move != SegmentMove::kNone;
-    if (alone || steps.empty() || steps.back().move != SegmentMove::kNone) {
+    const bool reads_sum = Reads(segment, ActivationList::kInputGradient);
+    if (alone || reads_sum || steps.empty() || steps.back().move != SegmentMove::kNone) {
       steps.push_back({.first = at, .end = at, .move = segment.move});
     }
-    steps.back().end = ++at;
-    steps.back().addend = steps.back().addend || segment.addend;
+    SegmentStep& step = steps.back();
+    step.end = ++at;
+    step.addend = step.addend || segment.addend;
+    step.input_gradient = step.input_gradient || reads_sum;
+    step.sums_input_gradient = alone && segment.target.list == ActivationList::kInputGradient;
+    step.addend_slot = std::max(step.addend_slot, AddendSlot(segment));
+  }
+  // The first step of a pass begins the lives of its buffers, and the last one ends them.
+  for (size_t i = 1; i + 1 < steps.size(); ++i) {
+    const SegmentSpec& first = segments[static_cast<size_t>(steps[i].first.value())];
+    if (steps[i].move != SegmentMove::kNone || first.chunk > 0) {
+      steps[i].beside = TouchesOf(segments, steps[i]);
+    }
   }
   return steps;
 }

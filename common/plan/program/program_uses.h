@@ -4,6 +4,7 @@
 // each reads, which gradients it writes.
 
 #include <cstddef>
+#include <optional>
 #include <vector>
 
 #include "common/model/model_inventory.h"
@@ -19,7 +20,20 @@ struct SegmentStep {
   SegmentId first = {};  // none: all segments of the pass, and `end` says nothing
   SegmentId end = {};
   SegmentMove move = SegmentMove::kNone;
-  bool addend = false;  // a segment of it writes the addend of a sum
+  bool addend = false;               // a segment of it writes the addend of a sum
+  bool input_gradient = false;       // a segment of it reads kInputGradient
+  bool sums_input_gradient = false;  // its move writes that
+  // Of the addend that it writes or sums: that of a chunk alone, in which of the buffers.
+  int addend_slot = 0;
+  // Of a step that runs beside others of its pass: the lists that it reads, or else changes, which
+  // are all that it touches of the unit's buffers. Absent: all of them.
+  struct Touches {
+    std::vector<ActivationList> reads = {};
+    std::vector<ActivationList> changes = {};
+    bool weights = false;
+    bool gradients = false;
+  };
+  std::optional<Touches> beside = {};
 };
 std::vector<SegmentStep> StepsOf(const ModelInventory& inventory, UnitId unit, UnitPass pass);
 

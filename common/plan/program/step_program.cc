@@ -144,6 +144,8 @@ const char* StreamName(StreamId stream) {
       return "download";
     case StreamId::kUpload:
       return "upload";
+    case StreamId::kTensor:
+      return "tensor";
   }
   return "unknown";
 }
@@ -204,6 +206,8 @@ const char* BufferKindName(BufferKind kind) {
       return "tensor sum";
     case BufferKind::kTensorReceive:
       return "tensor receive";
+    case BufferKind::kInputGradient:
+      return "input gradient";
   }
   return "unknown";
 }

@@ -90,9 +90,10 @@ enum class StreamId : uint8_t {
   kOuter = 5,
   kDownload = 6,
   kUpload = 7,
+  kTensor = 8,  // sums of activations over `tensor`
 };
-inline constexpr StreamId kLastStream = StreamId::kUpload;
-inline constexpr size_t kStreamCount = 7;
+inline constexpr StreamId kLastStream = StreamId::kTensor;
+inline constexpr size_t kStreamCount = 8;
 // Index into arrays of kStreamCount entries.
 constexpr size_t StreamIndex(StreamId stream) {
   return static_cast<size_t>(stream) - 1;
@@ -124,13 +125,15 @@ enum class BufferKind : uint8_t {
                         // the histories of all slots
   kAmaxFlags = 22,      // by tensor, not 0: a gemm of this step has met an amax that was not finite
   kLeaves = 23,         // of a unit: sums of one lane's gradients over parts (tensor_parts.h)
-  kAddend = 24,         // this rank's addend of activations that ranks of `tensor` sum, fp32
+  kAddend = 24,         // this rank's addend of activations that ranks of `tensor` sum, fp32; of a
+                        // chunk of tokens in slots 1 and 2
   kAddendReceive = 25,  // addends of other ranks, where they cannot be read in place
   kRows = 26,           // what this rank gives to a gather of activations
   kTensorSum = 27,      // this rank's part of the sum of a gradient's addends over `tensor`
   kTensorReceive = 28,  // as kReceive, between ranks of `tensor`
+  kInputGradient = 29,  // gradient of what products read, summed over `tensor`
 };
-inline constexpr BufferKind kLastBufferKind = BufferKind::kTensorReceive;
+inline constexpr BufferKind kLastBufferKind = BufferKind::kInputGradient;
 
 // The memory of a buffer. kPrivate: this rank's memory. kSymmetric: this rank's memory, readable by
 // the ranks of the host at the same offset of their own block. kCommon: one block for all ranks of
@@ -179,11 +182,12 @@ enum class Role : uint8_t {
   kSaved = 8,     // activations between forward and backward
   kRemade = 9,
   kScratch = 10,
-  kShared = 11,  // what units hand to each other
-  kAmax = 12,    // amaxes of quantized matrices and of activations
-  kScales = 13,  // delayed scales
-  kFlags = 14,   // of amaxes that were not finite
-  kLeaves = 15,  // sums that the gradients of a backward are made of, lane by lane
+  kShared = 11,         // what units hand to each other
+  kAmax = 12,           // amaxes of quantized matrices and of activations
+  kScales = 13,         // delayed scales
+  kFlags = 14,          // of amaxes that were not finite
+  kLeaves = 15,         // sums that the gradients of a backward are made of, lane by lane
+  kInputGradient = 16,  // gradient of what products read
 };
 
 // The ranks that touch an operand. kLane: ranks that compute a lane in this turn. kUsed: of these,

@@ -427,6 +427,9 @@ std::string PlanSummary(const ShardingPlan& plan, const SummaryOptions& options)
   if (plan.options.tensor_parts > 1) {
     absl::StrAppend(&text, "sums in ", plan.options.tensor_parts, " parts\n");
   }
+  if (const int64_t chunks = plan.inventory.cut.chunks; chunks > 1) {
+    absl::StrAppend(&text, "activations exchanged in ", chunks, " chunks of tokens\n");
+  }
   AddWire(plan, text);
   absl::StrAppendFormat(
       &text,

@@ -156,6 +156,7 @@ MemoryCategory CategoryOf(BufferKind kind) {
     case BufferKind::kAddend:
     case BufferKind::kAddendReceive:
     case BufferKind::kRows:
+    case BufferKind::kInputGradient:
       return MemoryCategory::kActivations;
     case BufferKind::kWorkspace:
       return MemoryCategory::kWorkspace;

@@ -88,24 +88,24 @@ class Durations {
     double flops = 0;
     for (const SegmentSpec& segment : SegmentsOfStep(plan_.inventory, at)) {
       int64_t elements = 0;
-      for (const TensorId tensor : segment.weights) {
-        elements += ElementCount(plan_.inventory.tensors[tensor].shape);
+      for (const std::vector<TensorId>* tensors : {&segment.weights, &segment.gradients}) {
+        for (const TensorId tensor : *tensors) {
+          elements += ElementCount(plan_.inventory.tensors[tensor].shape);
+        }
       }
-      flops += segment.kind == SegmentKind::kTable ? 0
-                                                   : 2 * tokens * static_cast<double>(elements) /
-                                                         static_cast<double>(LossChunksOf(segment));
-      flops += segment.kind == SegmentKind::kAttention ? AttentionFlops() : 0;
+      const bool multiplies = segment.kind != SegmentKind::kTable &&
+                              segment.move != SegmentMove::kSumRows &&
+                              segment.move != SegmentMove::kScatterRows;
+      flops += multiplies ? 2 * tokens * static_cast<double>(elements) /
+                                static_cast<double>(segment.chunks)
+                          : 0;
+      flops += segment.kind == SegmentKind::kAttention ? passes * AttentionFlops() : 0;
     }
     const UnitSpec& spec = plan_.inventory.units[at.unit];
     const double used = spec.optional ? 1 - plan_.options.layer_drop : 1;
     const auto ranks = static_cast<double>(TensorRanks(plan_.inventory));
-    return used * (kComputeSeconds + passes * flops / ranks / device_.flops +
+    return used * (kComputeSeconds + flops / ranks / device_.flops +
                    (at.move < 0 ? 0 : CollectiveSeconds(at)));
-  }
-  int64_t LossChunksOf(const SegmentSpec& segment) const {
-    const bool chunk =
-        segment.kind == SegmentKind::kLossStatistics || segment.kind == SegmentKind::kLossOfChunk;
-    return chunk ? LossChunks(plan_.inventory, plan_.inventory.units.back()) : 1;
   }
   // Causal.
   double AttentionFlops() const {

@@ -58,7 +58,8 @@ WireBytes ActivationWire(const ShardingPlan& plan, const Instruction& at) {
   const int64_t ranks = TensorRanks(inventory);
   const auto of_others = [&](int64_t bytes) { return bytes / ranks * (ranks - 1); };
   const SegmentMove move = MoveOfInstruction(plan.moves, at);
-  const int64_t elements = AddendElements(inventory);
+  const SegmentSpec segment = SegmentsOfStep(inventory, at).front();
+  const int64_t elements = AddendElements(inventory) / (segment.chunked ? segment.chunks : 1);
   WireBytes wire;
   if (ExchangesAddends(move)) {
     wire.tensor_reduces = of_others(elements * DTypeBytes(DType::kF32));

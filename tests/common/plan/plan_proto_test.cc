@@ -56,8 +56,8 @@ void SetPrecision(JobSpec& spec) {
 void SetMesh(JobSpec& spec) {
   spec.replicas = 2;
   spec.tensor = 4;
-  spec.sequence_parallel = true;
-  spec.tensor_across_nodes = true;
+  spec.sequence_parallel = spec.tensor_across_nodes = true;
+  spec.tensor_chunks = 8;
 }
 
 JobSpec FullSpec() {
@@ -259,6 +259,7 @@ TEST(JobProto, EveryFieldOfTheStructIsKnown) {
                replicas,
                tensor,
                sequence_parallel,
+               tensor_chunks,
                tensor_across_nodes,
                units,
                recompute,
@@ -301,8 +302,7 @@ TEST(JobProto, EveryFieldOfTheStructIsKnown) {
   const auto& [sizes, grow_delay_ms, grow_every_ms] = elastic;
   (void)checkpoint;  // below
   const auto& [max_failures, max_per_day, max_no_progress, backoff_ms, max_backoff_ms] = restart;
-  EXPECT_EQ(name, "plan");
-  EXPECT_TRUE(tokens == 1000 && layer_drop == 0.25);
+  EXPECT_TRUE(name == "plan" && tokens == 1000 && layer_drop == 0.25 && tensor_chunks == 8);
   EXPECT_EQ(warmup_steps + grow_delay_ms + max_failures, 7 + 1 + 1);
   EXPECT_EQ(units.size(), tensor == 4 && sequence_parallel && tensor_across_nodes ? 2u : 0u);
   EXPECT_TRUE(recipe.history == 77 && loss_scale.growth_interval == 9);

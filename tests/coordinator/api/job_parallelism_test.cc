@@ -183,15 +183,18 @@ TEST(JobParallelism, RangesOfSizesStepByReplicas) {
 
 TEST(JobParallelism, TensorGroupsAreWholeInEverySize) {
   const CanonicalJob job =
-      Make({.parallelism = "strategy: hsdp, replicas: 2, tensor: 2, sequenceParallel: true",
+      Make({.parallelism = "strategy: hsdp, replicas: 2, tensor: 2, sequenceParallel: true, "
+                           "tensorChunks: 2",
             .elastic = "min: 4, max: 12",
             .count = "8"});
   ASSERT_TRUE(job.ok()) << FormatViolation(job.violations[0], "");
   EXPECT_EQ(job.spec.tensor, 2);
   EXPECT_TRUE(job.spec.sequence_parallel);
+  EXPECT_EQ(job.spec.tensor_chunks, 2);
   EXPECT_EQ(job.spec.elastic.sizes, (std::vector<int64_t>{4, 8, 12}));
   EXPECT_EQ(job.spec.virtual_ranks, 8);  // at or above 12 / 2
   EXPECT_EQ(Make({}).spec.tensor, 1);
+  EXPECT_EQ(Make({}).spec.tensor_chunks, 1);
 }
 
 struct Bad {
@@ -306,6 +309,15 @@ INSTANTIATE_TEST_SUITE_P(
             {.parallelism = "sequenceParallel: true"},
             "spec.parallelism.sequenceParallel: expected false without parallelism.tensor, got "
             "true\n"},
+        Bad{"ChunksWithoutTensor",
+            {.parallelism = "tensorChunks: 4"},
+            "spec.parallelism.tensorChunks: expected 1 without parallelism.tensor, got 4\n"},
+        Bad{"ChunksAreAPowerOfTwo",
+            {.parallelism = "tensor: 2, tensorChunks: 3"},
+            "spec.parallelism.tensorChunks: expected a power of two up to 16, got 3\n"},
+        Bad{"TooManyChunks",
+            {.parallelism = "tensor: 2, tensorChunks: 17"},
+            "spec.parallelism.tensorChunks: expected a whole number from 1 to 16, got 17\n"},
         Bad{"AcrossNodesWithoutTensor",
             {.parallelism = "tensorAcrossNodes: true"},
             "spec.parallelism.tensorAcrossNodes: expected false without parallelism.tensor, got "

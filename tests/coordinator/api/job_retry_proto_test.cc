@@ -46,11 +46,13 @@ RetriedJob Retried(const v1::TrainingJob& job, int64_t tensor, bool allow = fals
 }
 
 TEST(JobRetry, ChangesHowManyRanksShareALayer) {
-  const v1::TrainingJob job = SharedJob("tensor: 2, sequenceParallel: true", "sizes: [2, 4, 6]");
+  const v1::TrainingJob job =
+      SharedJob("tensor: 2, sequenceParallel: true, tensorChunks: 2", "sizes: [2, 4, 6]");
   const RetriedJob alone = Retried(job, 1);
   ASSERT_TRUE(alone.violations.empty()) << FormatViolation(alone.violations[0], "");
   EXPECT_EQ(alone.spec.tensor, 1);
   EXPECT_FALSE(alone.spec.sequence_parallel) << "one rank has all tokens";
+  EXPECT_EQ(alone.spec.tensor_chunks, 1);
   EXPECT_THAT(alone.spec.elastic.sizes, ElementsAre(2, 4, 6));
   EXPECT_EQ(alone.spec.tensor_parts, 4) << "the bits stay";
   EXPECT_EQ(alone.job.spec().parallelism().tensor(), 1);
@@ -58,6 +60,7 @@ TEST(JobRetry, ChangesHowManyRanksShareALayer) {
   const RetriedJob four = Retried(job, 4);
   ASSERT_TRUE(four.violations.empty()) << FormatViolation(four.violations[0], "");
   EXPECT_TRUE(four.spec.sequence_parallel);
+  EXPECT_EQ(four.spec.tensor_chunks, 2);
   EXPECT_THAT(four.spec.elastic.sizes, ElementsAre(4)) << "whole groups only";
   EXPECT_EQ(four.spec.device_count, 4);
   EXPECT_EQ(four.spec.virtual_ranks, 8);

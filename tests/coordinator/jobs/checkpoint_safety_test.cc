@@ -142,6 +142,7 @@ TEST_F(CheckpointSafetyTest, AnotherTryMayShareLayersAmongOtherNumbersOfRanks) {
   const RetryDraft draft = {.request_id = "shared",
                             .sharing = RetryDraft::Sharing{.tensor = 2,
                                                            .sequence_parallel = true,
+                                                           .tensor_chunks = 2,
                                                            .device_count = Job().spec.device_count,
                                                            .sizes = sizes},
                             .canonical = "canonical of one"};
@@ -151,6 +152,7 @@ TEST_F(CheckpointSafetyTest, AnotherTryMayShareLayersAmongOtherNumbersOfRanks) {
   EXPECT_EQ(Job().canonical, "canonical of one");
   EXPECT_EQ(Job().spec.tensor, 2) << "what is planned, not only what is shown";
   EXPECT_TRUE(Job().spec.sequence_parallel);
+  EXPECT_EQ(Job().spec.tensor_chunks, 2);
   EXPECT_EQ(Job().spec.elastic.sizes, sizes);
   EXPECT_FALSE(Job().spec.checkpoint.allow_numerics_change);
   // The same request is the same answer; another change under its name is refused.

@@ -81,6 +81,12 @@ void SegmentWatch::Hide(const Call& call, const plan::SegmentSpec& segment) {
   AddList(plan::ActivationList::kRemade, spec.remade, call.memory.remade, segment);
   AddList(plan::ActivationList::kWorkspace, spec.workspace, call.memory.workspace, segment);
   AddList(plan::ActivationList::kShared, call.inventory.shared, call.memory.shared, segment);
+  if (call.memory.input_gradient.present()) {
+    AddList(plan::ActivationList::kInputGradient,
+            {{"dn", plan::InputGradientSpec(call.inventory).shape}},
+            {call.memory.input_gradient},
+            segment);
+  }
   std::vector<plan::TensorId> tensors = spec.tensors;
   tensors.insert(tensors.end(), spec.borrowed.begin(), spec.borrowed.end());
   for (size_t i = 0; i < tensors.size(); ++i) {
@@ -88,7 +94,8 @@ void SegmentWatch::Hide(const Call& call, const plan::SegmentSpec& segment) {
                        segment.weights.end();
     const std::string& name = call.inventory.tensors[tensors[i]].name;
     Add(name, call.memory.weights[i], {.name = name, .reads = named}, named);
-    const bool writes = named && segment.kind != plan::SegmentKind::kLossStatistics;
+    const bool writes = std::find(segment.gradients.begin(), segment.gradients.end(), tensors[i]) !=
+                        segment.gradients.end();
     if (!call.gradients.empty() && call.gradients[i].present() && !writes) {
       Add("gradient of " + name, call.gradients[i], {.name = name, .reads = true}, writes);
     }

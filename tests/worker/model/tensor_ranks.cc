@@ -50,6 +50,8 @@ struct Rank {
     shared = UnitOfRank::Views(inventory.shared, storage);
     FillRopeTables(stream, inventory, shared);
     addend.resize(static_cast<size_t>(ElementCount(plan::StreamShape(inventory))), kUnset);
+    input_gradient.resize(
+        static_cast<size_t>(plan::ActivationOffsets({plan::InputGradientSpec(inventory)}).back()));
     rows.resize(std::max(addend.size(), size_t{4096}), kUnset);
   }
 
@@ -59,13 +61,16 @@ struct Rank {
   TensorView Shared(const char* name) const {
     return shared[ActivationIndex(inventory.shared, name)];
   }
-  UnitMemory Memory(plan::UnitId unit, UnitPass pass, int chunk) {
+  UnitMemory Memory(plan::UnitId unit, UnitPass pass, const plan::SegmentSpec& segment) {
     UnitMemory memory = At(units, unit.value())->Memory(shared, pass);
     if (inventory.cut.degree > 1) {
       const Shape shape = plan::StreamShape(inventory);
-      memory.addend = MatrixView(addend.data(), shape[0], shape[1]);
+      memory.addend =
+          MatrixView(addend.data(), shape[0] / (segment.chunked ? segment.chunks : 1), shape[1]);
+      memory.input_gradient =
+          UnitOfRank::Views({plan::InputGradientSpec(inventory)}, input_gradient).front();
     }
-    memory.chunk = chunk;
+    memory.chunk = segment.chunk;
     return memory;
   }
   // The activation that a move makes whole.
@@ -78,6 +83,8 @@ struct Rank {
         return memory.remade[ActivationIndex(spec.remade, use.name)];
       case plan::ActivationList::kWorkspace:
         return memory.workspace[ActivationIndex(spec.workspace, use.name)];
+      case plan::ActivationList::kInputGradient:
+        return memory.input_gradient;
       case plan::ActivationList::kShared:
         break;
     }
@@ -87,7 +94,7 @@ struct Rank {
   plan::ModelInventory inventory, head_inventory;
   std::vector<std::unique_ptr<UnitOfRank>> units;
   Modules modules;
-  std::vector<std::byte> storage;
+  std::vector<std::byte> storage, input_gradient;
   std::vector<TensorView> shared;
   std::vector<float> addend, rows;
   kernels::CpuStream stream;
@@ -102,7 +109,8 @@ class Ranks {
       TensorCut cut = {.parts = model.parts,
                        .degree = degree,
                        .coordinate = coordinate,
-                       .sequence = model.sequence && degree > 1};
+                       .sequence = model.sequence && degree > 1,
+                       .chunks = degree > 1 ? model.chunks : 1};
       TensorCut head_cut = cut;
       cut.parts = mistake == Mistake::kSumByRank ? degree : cut.parts;
       head_cut.parts = mistake == Mistake::kLossByRank ? degree : cut.parts;
@@ -162,16 +170,20 @@ class Ranks {
     for (const plan::SegmentSpec& segment : plan::SegmentsOf(ranks_[0]->Of(unit), unit, pass)) {
       std::vector<UnitMemory> memories;
       for (const std::unique_ptr<Rank>& rank : ranks_) {
-        memories.push_back(rank->Memory(unit, pass, segment.chunk));
+        memories.push_back(rank->Memory(unit, pass, segment));
+        UnitMemory& memory = memories.back();
         if (segment.move != SegmentMove::kNone) {
-          UnitMemory& memory = memories.back();
           memory.rows = rank->Target(unit, segment.target, memory);
         }
+        if (segment.move != SegmentMove::kNone && segment.chunked) {
+          const int64_t rows = DivExact(memory.rows.size[0], segment.chunks);
+          memory.first_row = segment.chunk * rows;
+          memory.rows = RowsOf(memory.rows, memory.first_row, rows);
+        }
         if (plan::GathersRows(segment.move)) {
-          UnitMemory& memory = memories.back();
           memory.rows.size[0] = DivExact(memory.rows.size[0], degree_);
           memory.rows.data = rank->rows.data();
-          memory.first_row = rank->inventory.cut.coordinate * memory.rows.size[0];
+          memory.first_row += rank->inventory.cut.coordinate * memory.rows.size[0];
         }
       }
       for (size_t i = 0; i < ranks_.size(); ++i) {

@@ -36,6 +36,7 @@ struct RankTestModel {
   DType dtype = DType::kF32;  // of activations and weights
   plan::RecomputePolicy recompute = plan::RecomputePolicy::kNone;
   bool sequence = false;  // several ranks have their own tokens alone between products
+  int64_t chunks = 1;     // of tokens, in which several ranks exchange sums
   SegmentWatch::Without without = nullptr;  // uses that segments are taken not to name
 };
 

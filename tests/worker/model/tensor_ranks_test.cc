@@ -93,6 +93,18 @@ TEST_P(EveryTensorDegree, GivesTheBitsOfOneRankWithItsOwnTokensAlone) {
   EXPECT_THAT(Differences(one, RunRanks(model, 4)), IsEmpty());
 }
 
+// Three chunks of the tokens: each is summed apart, and nothing else changes.
+TEST_P(EveryTensorDegree, GivesTheBitsOfOneRankInChunksOfTokens) {
+  RankTestModel model = GetParam().model;
+  const RankResults one = RunRanks(model, 1);
+  model.chunks = 3;
+  for (const bool sequence : {false, true}) {
+    model.sequence = sequence;
+    EXPECT_THAT(Differences(one, RunRanks(model, 2)), IsEmpty()) << sequence;
+    EXPECT_THAT(Differences(one, RunRanks(model, 4)), IsEmpty()) << sequence;
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Models,
                          EveryTensorDegree,
                          ::testing::ValuesIn(AllModels()),

@@ -87,7 +87,9 @@ class SummingUnit final : public model::Module {
   void Sum(const UnitMemory& memory, const float* residual) const {
     Expect(static_cast<int64_t>(memory.pieces.size()) == plan::TensorRanks(args_.inventory),
            "pieces");
-    Expect(memory.first_row == args_.coordinate * memory.rows.size[0], "rows of another rank");
+    const int64_t before = memory.chunk * plan::TensorRanks(args_.inventory);
+    Expect(memory.first_row == (before + args_.coordinate) * memory.rows.size[0],
+           "rows of another rank");
     for (int64_t i = 0; i < memory.rows.elements(); ++i) {
       float sum = residual == nullptr ? 0 : residual[i];
       for (const TensorView& piece : memory.pieces) {
@@ -115,9 +117,22 @@ class SummingUnit final : public model::Module {
         return;
       case SegmentKind::kAttention:
       case SegmentKind::kMlp:
-        if (pass != UnitPass::kRecompute) {
-          AddTo(memory.addend, pass == UnitPass::kBackward ? dhidden : hidden);
+        if (pass != UnitPass::kRecompute) {  // what products of chunks read
+          const TensorView& from = pass == UnitPass::kBackward ? dhidden : hidden;
+          std::copy_n(from.As<float>(), from.elements(), Workspace(memory, "d_a").As<float>());
         }
+        return;
+      case SegmentKind::kAttentionOutput:
+      case SegmentKind::kMlpOutput:
+      case SegmentKind::kAttentionInputProduct:
+      case SegmentKind::kMlpInputProduct: {
+        TensorView from = Workspace(memory, "d_a");
+        from = MatrixView(from.As<float>(), hidden.size[0], hidden.size[1]);
+        const int64_t rows = memory.addend.size[0];
+        return AddTo(memory.addend, RowsOf(from, memory.chunk * rows, rows));
+      }
+      case SegmentKind::kAttentionWeights:
+      case SegmentKind::kMlpWeights:
         return;
       case SegmentKind::kTableSum:
       case SegmentKind::kAttentionInput:
@@ -130,7 +145,7 @@ class SummingUnit final : public model::Module {
       case SegmentKind::kAttentionNorm:
       case SegmentKind::kMlpNorm:
         for (int64_t i = 0; pass == UnitPass::kBackward && i < dhidden.elements(); ++i) {
-          dhidden.As<float>()[i] += Workspace(memory, "d_c").As<float>()[i];
+          dhidden.As<float>()[i] += memory.input_gradient.As<float>()[i];
         }
         return;
       case SegmentKind::kFinalNorm:
@@ -201,11 +216,10 @@ class SummingUnit final : public model::Module {
     std::vector<plan::TensorId> tensors = unit.tensors;
     tensors.insert(tensors.end(), unit.borrowed.begin(), unit.borrowed.end());
     for (const auto& segment : plan::SegmentsOf(args_.inventory, args_.unit, UnitPass::kBackward)) {
-      if (segment.kind != kind || segment.chunk != chunk || chunk > 0 ||
-          kind == SegmentKind::kLossStatistics) {
+      if (segment.kind != kind || segment.chunk != chunk || chunk > 0) {
         continue;
       }
-      for (const plan::TensorId named : segment.weights) {
+      for (const plan::TensorId named : segment.gradients) {
         const auto at = std::find(tensors.begin(), tensors.end(), named) - tensors.begin();
         const TensorView& view = gradients[static_cast<size_t>(at)].view;
         for (int64_t i = 0; view.present() && i < view.elements(); ++i) {
@@ -299,6 +313,7 @@ struct MovesCase {
   int64_t tensor_ranks = 2;
   int64_t micro_batches = 1;
   plan::RecomputePolicy recompute = plan::RecomputePolicy::kNone;
+  int64_t chunks = 1;
 
   std::string name() const {
     return absl::StrCat(transport,
@@ -311,7 +326,9 @@ struct MovesCase {
                         "_micro",
                         micro_batches,
                         "_recompute",
-                        static_cast<int>(recompute));
+                        static_cast<int>(recompute),
+                        "_chunks",
+                        chunks);
   }
 };
 
@@ -326,6 +343,7 @@ TEST_P(ActivationMoves, EveryRankHasTheSumsOfItsGroup) {
       plan::TensorPlan({.spec = spec,
                         .data_ranks = tested.data_ranks,
                         .tensor_ranks = tested.tensor_ranks,
+                        .chunks = tested.chunks,
                         .shared_memory = tested.transport != "gloo"});
   ASSERT_TRUE(plan.ok()) << plan.status();
   RunRanks(tested.transport, static_cast<size_t>(plan->ranks), [&](comm::Communicator& group) {
@@ -355,7 +373,8 @@ std::vector<MovesCase> AllMoves() {
                        .tensor_ranks = turn % 2 == 0 ? 2 : 4,
                        .micro_batches = turn % 4 == 3 ? 3 : 1,
                        .recompute = turn % 2 == 1 ? plan::RecomputePolicy::kBlock
-                                                  : plan::RecomputePolicy::kNone});
+                                                  : plan::RecomputePolicy::kNone,
+                       .chunks = turn % 2 == 1 || turn % 3 == 0 ? 1 : 2});
       ++turn;
     }
   }

@@ -47,6 +47,7 @@ struct StepCase {
   bool drops = false;  // every other micro-batch leaves out the first layer
   plan::ComputeType compute = plan::ComputeType::kF32;
   bool sequence = false;  // ranks of the tensor axis have their own tokens alone
+  int64_t chunks = 1;     // of tokens, in which they exchange sums
 };
 
 // By name, and by place on the tensor axis where ranks may differ; elements as bits.
@@ -77,6 +78,7 @@ plan::JobSpec JobOf(const StepCase& tested, int64_t tensor) {
   spec.recompute = tested.recompute;
   spec.tensor = tensor;
   spec.sequence_parallel = tested.sequence && tensor > 1;
+  spec.tensor_chunks = tensor > 1 ? tested.chunks : 1;
   spec.tensor_parts = kParts;
   spec.allow_padding = true;
   spec.compute = tested.compute;
@@ -380,11 +382,18 @@ TEST_P(TensorModules, StepsHaveTheBitsOfOneRank) {
   EXPECT_GT(one.size(), 20u);
   for (const int64_t tensor : {2, 4}) {
     for (const bool sequence : {false, true}) {
-      StepCase tested = GetParam();
-      tested.sequence = sequence;
-      const auto other = RunStepOf(tested, tensor);
-      EXPECT_EQ(other.size(), one.size());
-      EXPECT_THAT(Different(one, other), IsEmpty()) << tensor << (sequence ? " own tokens" : "");
+      for (const int64_t chunks : {1, 2}) {
+        StepCase tested = GetParam();
+        tested.sequence = sequence;
+        tested.chunks = chunks;
+        if (12 % (tensor * chunks) != 0) {
+          continue;
+        }
+        const auto other = RunStepOf(tested, tensor);
+        EXPECT_EQ(other.size(), one.size());
+        EXPECT_THAT(Different(one, other), IsEmpty())
+            << tensor << (sequence ? " own tokens" : "") << " chunks " << chunks;
+      }
     }
   }
 }

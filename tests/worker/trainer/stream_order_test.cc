@@ -2,8 +2,10 @@
 // missing is found.
 
 #include <cstdio>
+#include <cstdlib>
 
 #include <absl/strings/str_cat.h>
+#include <gtest/gtest-spi.h>
 #include <gtest/gtest.h>
 
 #include "tests/testing/queued_replay.h"
@@ -21,15 +23,17 @@ std::string StreamFolder() {
   return absl::StrCat(::testing::TempDir(), "/ravel_stream_order");
 }
 
-RecordArgs QueuedArgs(const StrategyCase& tested, uint64_t schedule) {
-  RecordArgs args = ArgsOf(tested, JobOf(tested, kStreamModel, StreamFolder()));
+RecordArgs QueuedArgs(const StrategyCase& tested,
+                      uint64_t schedule,
+                      const char* model = kStreamModel) {
+  RecordArgs args = ArgsOf(tested, JobOf(tested, model, StreamFolder()));
   args.last_step = kStreamSteps;
   args.options = {.poison = true, .host_replay = shard::QueuedStreams(schedule)};
   return args;
 }
 
-Recording InlineRun(const StrategyCase& tested) {
-  RecordArgs args = ArgsOf(tested, JobOf(tested, kStreamModel, StreamFolder()));
+Recording InlineRun(const StrategyCase& tested, const char* model = kStreamModel) {
+  RecordArgs args = ArgsOf(tested, JobOf(tested, model, StreamFolder()));
   args.last_step = kStreamSteps;
   return Record(args);
 }
@@ -58,6 +62,37 @@ TEST(StreamOrder, TwoHundredSchedulesGiveTheSameBits) {
     ASSERT_EQ(run.steps.size(), static_cast<size_t>(kStreamSteps));
     ASSERT_EQ(FirstDifference(expected[at], run), "")
         << cases[at].name() << ", schedule " << schedule;
+  }
+}
+
+// Sums over ranks of a tensor axis, beside products: of models whose sums read a bias, and of
+// models without.
+struct SumsCase {
+  const char* model;
+  StrategyCase tested;
+};
+std::vector<SumsCase> SumsCases() {
+  using plan::RecomputePolicy;
+  return {
+      {"recipes_gpt2", {.width = 2, .tensor = 2, .chunks = 4}},
+      {"bundled_rope_scaling", {.strategy = "ZeRO1", .tensor = 4, .sequence = true}},
+      {"bundled_rope_scaling",
+       {.width = 2, .recompute = RecomputePolicy::kBlock, .tensor = 2, .chunks = 2}},
+      {"recipes_gpt2",
+       {.micro_batches = 3, .small_windows = true, .tensor = 2, .sequence = true, .chunks = 2}}};
+}
+
+TEST(StreamOrder, SumsBesideProductsGiveTheBitsOfSumsInTurn) {
+  for (const SumsCase& sums : SumsCases()) {
+    StrategyCase in_turn = sums.tested;
+    in_turn.chunks = 1;
+    const Recording expected = InlineRun(in_turn, sums.model);
+    for (uint64_t schedule = 0; schedule < 12; ++schedule) {
+      const Recording run = Record(QueuedArgs(sums.tested, schedule, sums.model));
+      ASSERT_EQ(run.steps.size(), static_cast<size_t>(kStreamSteps));
+      ASSERT_EQ(FirstDifference(expected, run), "")
+          << sums.model << " " << sums.tested.name() << ", schedule " << schedule;
+    }
   }
 }
 
@@ -107,9 +142,12 @@ std::string EdgeName(const plan::ShardingPlan& plan, const Edge& edge) {
 }
 
 // Whether some schedule of the plan without the edge fails or gives other bits.
-bool Found(const StrategyCase& tested, const Edge& edge, const Recording& expected) {
+bool Found(const StrategyCase& tested,
+           const Edge& edge,
+           const Recording& expected,
+           const char* model = kStreamModel) {
   for (uint64_t schedule = 0; schedule < kMutantSchedules; ++schedule) {
-    RecordArgs args = QueuedArgs(tested, schedule);
+    RecordArgs args = QueuedArgs(tested, schedule, model);
     const auto adjust = args.adjust;
     args.adjust = [&](plan::ShardingPlan& plan) -> absl::Status {
       if (adjust != nullptr) {
@@ -120,7 +158,16 @@ bool Found(const StrategyCase& tested, const Edge& edge, const Recording& expect
       waits.erase(waits.begin() + static_cast<std::ptrdiff_t>(edge.wait));
       return absl::OkStatus();
     };
-    const auto run = TryRecord(args);
+    // Ranks that disagree are a failure of the run that is looked for.
+    ::testing::TestPartResultArray failures;
+    const auto run = [&] {
+      const ::testing::ScopedFakeTestPartResultReporter reporter(
+          ::testing::ScopedFakeTestPartResultReporter::INTERCEPT_ALL_THREADS, &failures);
+      return TryRecord(args);
+    }();
+    if (failures.size() > 0) {
+      return true;
+    }
     if (!run.ok()) {
       EXPECT_TRUE(absl::IsInternal(run.status()) || absl::IsAborted(run.status())) << run.status();
       return true;
@@ -148,6 +195,27 @@ TEST(StreamOrder, EveryWaitThatIsDroppedIsFoundByBitsOrStateMachine) {
     }
   }
   EXPECT_EQ(found, static_cast<int>(edges.size()));
+}
+
+// Waits of sums, or for one, in the first program: every third, or with RAVEL_ALL every one.
+TEST(StreamOrder, EveryWaitOfASumThatIsDroppedIsFound) {
+  const SumsCase sums = {"recipes_gpt2", {.tensor = 2, .chunks = 4}};
+  const RecordArgs args = QueuedArgs(sums.tested, 0, sums.model);
+  const auto plan = PlanLocalRanks({.spec = args.spec, .ranks = args.ranks, .adjust = args.adjust});
+  ASSERT_TRUE(plan.ok()) << plan.status();
+  const Recording expected = InlineRun(sums.tested, sums.model);
+  const int every = std::getenv("RAVEL_ALL") != nullptr ? 1 : 3;
+  int seen = 0;
+  for (const Edge& edge : EdgesOf(*plan)) {
+    const auto& list = plan->programs[edge.program].instructions;
+    const plan::Instruction& to = list[edge.to];
+    const bool of_sum = to.stream == plan::StreamId::kTensor ||
+                        list[to.waits[edge.wait]].stream == plan::StreamId::kTensor;
+    if (edge.program == 0 && of_sum && ++seen % every == 0) {
+      EXPECT_TRUE(Found(sums.tested, edge, expected, sums.model)) << EdgeName(*plan, edge);
+    }
+  }
+  EXPECT_GT(seen, 20);
 }
 
 }  // namespace

@@ -36,15 +36,23 @@ TEST(ActivationSteps, PassesAreCutWhereRanksExchange) {
   const UnitId head = plan.inventory.units.last_id();
   EXPECT_THAT(StepTexts(plan, 0, UnitPass::kForward), ElementsAre("table", "table_sum*"));
   EXPECT_THAT(StepTexts(plan, 0, UnitPass::kBackward), ElementsAre("table"));
+  EXPECT_THAT(StepTexts(plan, 1, UnitPass::kForward),
+              ElementsAre("attention_norm attention attention_output",
+                          "attention_residual*",
+                          "mlp_norm mlp mlp_output",
+                          "mlp_residual*"));
   EXPECT_THAT(
-      StepTexts(plan, 1, UnitPass::kForward),
+      StepTexts(plan, 1, UnitPass::kRecompute),
       ElementsAre(
-          "attention_norm attention", "attention_residual*", "mlp_norm mlp", "mlp_residual*"));
-  EXPECT_THAT(StepTexts(plan, 1, UnitPass::kRecompute),
-              ElementsAre("attention_norm attention", "attention_residual*", "mlp_norm mlp"));
-  EXPECT_THAT(
-      StepTexts(plan, 1, UnitPass::kBackward),
-      ElementsAre("mlp", "mlp_input*", "mlp_norm attention", "attention_input*", "attention_norm"));
+          "attention_norm attention attention_output", "attention_residual*", "mlp_norm mlp"));
+  EXPECT_THAT(StepTexts(plan, 1, UnitPass::kBackward),
+              ElementsAre("mlp mlp_input_product",
+                          "mlp_input*",
+                          "mlp_weights",
+                          "mlp_norm attention attention_input_product",
+                          "attention_input*",
+                          "attention_weights",
+                          "attention_norm"));
   EXPECT_THAT(StepTexts(plan, head, UnitPass::kForward), ElementsAre("final_norm"));
   EXPECT_THAT(StepTexts(plan, head, UnitPass::kBackward),
               ElementsAre("loss_statistics*",
@@ -129,6 +137,7 @@ Change SwapFirst(const std::function<bool(const ShardingPlan&, const Instruction
         if (IsCompute(list[next].op)) {
           std::swap(list[i].segment, list[next].segment);
           std::swap(list[i].move, list[next].move);
+          std::swap(list[i].stream, list[next].stream);
           std::swap(list[i].operands, list[next].operands);
           return;
         }
@@ -144,10 +153,16 @@ TEST(ActivationMutants, EveryFaultOfAStepIsCaught) {
     const char* rule;
     Change change;
   } mutants[] = {
-      {"a sum without its move", "K1", First(Sums, [](Instruction& at) { at.move = {}; })},
+      {"a sum without its move",
+       "K1",
+       First(Sums,
+             [](Instruction& at) {
+               at.move = {};
+               at.stream = StreamId::kCompute;
+             })},
       {"a gather without its move", "K1", First(Gathers, [](Instruction& at) { at.move = {}; })},
-      {"a move of weights", "K1", First(Sums, [](Instruction& at) { at.move = 0; })},
-      {"a move where there is none", "K1", First(Later, [](Instruction& at) { at.move = 0; })},
+      {"a move of weights", "K4", First(Sums, [](Instruction& at) { at.move = 0; })},
+      {"a move where there is none", "K4", First(Later, [](Instruction& at) { at.move = 0; })},
       {"another segment", "K1", First(Sums, [](Instruction& at) { at.segment = 0; })},
       {"no segment", "K1", First(Later, [](Instruction& at) { at.segment = {}; })},
       {"another stream", "K4", First(Sums, [](Instruction& at) { at.stream = StreamId::kReduce; })},

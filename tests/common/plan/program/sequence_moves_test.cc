@@ -54,22 +54,24 @@ TEST(SequenceSteps, ProductsReadWhatIsGatheredAndLeaveSums) {
   EXPECT_THAT(StepTexts(plan, 1, UnitPass::kForward),
               ElementsAre("attention_norm",
                           "attention_normed*",
-                          "attention",
+                          "attention attention_output",
                           "attention_residual+",
                           "mlp_norm",
                           "mlp_normed*",
-                          "mlp",
+                          "mlp mlp_output",
                           "mlp_residual+"));
   EXPECT_THAT(StepTexts(plan, 1, UnitPass::kBackward),
               ElementsAre("mlp_normed*",
                           "mlp_gradient*",
-                          "mlp",
+                          "mlp mlp_input_product",
                           "mlp_input+",
+                          "mlp_weights",
                           "mlp_norm",
                           "attention_normed*",
                           "attention_gradient*",
-                          "attention",
+                          "attention attention_input_product",
                           "attention_input+",
+                          "attention_weights",
                           "attention_norm"));
   EXPECT_THAT(StepTexts(plan, head, UnitPass::kForward), ElementsAre("final_norm"));
   const std::vector<std::string> backward = StepTexts(plan, head, UnitPass::kBackward);
@@ -91,7 +93,7 @@ TEST(SequenceSteps, RecomputationsGatherWhatTheirProductsRead) {
   EXPECT_THAT(recompute(RecomputePolicy::kBlock),
               ElementsAre("attention_norm",
                           "attention_normed*",
-                          "attention",
+                          "attention attention_output",
                           "attention_residual+",
                           "mlp_norm",
                           "mlp_normed*",
@@ -200,6 +202,7 @@ TEST(SequenceMutants, EveryFaultOfASumThatStaysIsCaught) {
           });
       ASSERT_NE(at, changed.instructions.end());
       mutant.change(*at);
+      at->stream = at->move >= 0 ? plan.moves.moves[at->move].stream : StreamId::kCompute;
       EXPECT_THAT(std::string(CheckProgram(plan, changed).message()), StartsWith("K1"))
           << mutant.name << " in " << PhaseName(program.phase);
     }

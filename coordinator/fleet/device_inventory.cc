@@ -1,5 +1,6 @@
 #include "coordinator/fleet/device_inventory.h"
 
+#include <algorithm>
 #include <iterator>
 
 #include <absl/strings/str_cat.h>
@@ -42,21 +43,28 @@ void AddNode(const std::string& node,
   }
 }
 
-void HostMemory::Add(const std::string& node,
-                     const std::string& host,
-                     const std::vector<DeviceFacts>& devices) {
+void Hosts::Add(const std::string& node,
+                const std::string& host,
+                const std::vector<DeviceFacts>& devices) {
   const CpuDevices cpus = CpusOf(devices);
+  Host& known = hosts_[host.empty() ? node : host];
+  known.cpus += cpus.count;
+  known.gpus += std::ssize(devices) - cpus.count;
   if (std::ssize(devices) == cpus.count) {
     return;
   }
   all_told_ = all_told_ && cpus.bytes > 0;
-  Host& known = hosts_[host.empty() ? node : host];
   if (cpus.bytes > known.bytes) {
-    known = {.node = node, .bytes = cpus.bytes};
+    known.node = node;
+    known.bytes = cpus.bytes;
   }
 }
 
-void HostMemory::Tell(DeviceInventory& inventory) const {
+void Hosts::Tell(DeviceInventory& inventory) const {
+  for (const auto& [host, has] : hosts_) {
+    inventory.gpus_of_host = std::max(inventory.gpus_of_host, has.gpus);
+    inventory.cpus_of_host = std::max(inventory.cpus_of_host, has.cpus);
+  }
   inventory.host_name.clear();
   inventory.host_bytes = 0;
   inventory.all_hosts_bytes = 0;

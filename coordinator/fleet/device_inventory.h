@@ -20,6 +20,9 @@ struct DeviceInventory {
   std::string host_name = {};
   int64_t host_bytes = 0;
   int64_t all_hosts_bytes = 0;
+  // Devices of the host that has most of them, by kind.
+  int64_t gpus_of_host = 0;
+  int64_t cpus_of_host = 0;
 };
 
 // Takes the node's devices where they are larger than those before.
@@ -27,20 +30,22 @@ void AddNode(const std::string& node,
              const std::vector<DeviceFacts>& devices,
              DeviceInventory& inventory);
 
-// Memory of the hosts that have GPUs, as cpu devices there tell it. Nodes of one host tell the
-// same memory, which counts once.
-class HostMemory {
+// Devices of hosts, and memory of those that have GPUs, as cpu devices there tell it. Nodes of one
+// host tell the same memory, which counts once.
+class Hosts {
  public:
   void Add(const std::string& node,
            const std::string& host,
            const std::vector<DeviceFacts>& devices);
-  // Sets what the inventory says of hosts: nothing where a node with GPUs has told nothing.
+  // Sets what the inventory says of hosts: of memory nothing where a node with GPUs has told none.
   void Tell(DeviceInventory& inventory) const;
 
  private:
   struct Host {
     std::string node;
     int64_t bytes = 0;
+    int64_t gpus = 0;
+    int64_t cpus = 0;
   };
   std::map<std::string, Host> hosts_;
   bool all_told_ = true;

@@ -393,7 +393,7 @@ DeviceInventory JobController::Inventory() const {
     return *inventory_;
   }
   DeviceInventory inventory;
-  HostMemory hosts;
+  Hosts hosts;
   for (const auto& [id, node] : membership_.nodes()) {
     if (node.state != NodeState::kLost) {
       AddNode(id, node.facts.devices, inventory);

@@ -119,6 +119,15 @@ MemoryFit CheckMemory(Planner& planner,
                                         kind,
                                         " is here, so it is not known whether the job fits"));
   }
+  const int64_t together = spec.tensor_across_nodes ? 1 : spec.tensor;
+  if (memory > 0 &&
+      together > (spec.cpu_devices ? inventory.cpus_of_host : inventory.gpus_of_host)) {
+    fit.warnings.push_back(absl::StrCat("spec.parallelism.tensor: no host that is here has ",
+                                        together,
+                                        " ",
+                                        kind,
+                                        " devices, which share a layer: the job waits for one"));
+  }
   if (fitting == 0 && !host.empty()) {
     fit.status = absl::FailedPreconditionError(absl::StrCat(kFractionField, ": ", host));
     fit.warnings.clear();

@@ -20,7 +20,7 @@ struct InventoryNode {
 
 DeviceInventory InventoryOf(const std::vector<InventoryNode>& nodes) {
   DeviceInventory inventory;
-  HostMemory hosts;
+  Hosts hosts;
   for (const InventoryNode& node : nodes) {
     AddNode(node.id, node.devices, inventory);
     hosts.Add(node.id, node.host, node.devices);
@@ -50,6 +50,16 @@ TEST(DeviceInventory, HostsOfGpusCountOnce) {
   EXPECT_EQ(inventory.host_bytes, 300);
   EXPECT_EQ(inventory.all_hosts_bytes, 400);
   EXPECT_EQ(InventoryOf({without}).host_bytes, 0);
+}
+
+TEST(DeviceInventory, DevicesOfOneHostAreCountedTogether) {
+  const DeviceInventory inventory = InventoryOf({{"a", "h0", {CpuOf(1), CpuOf(1), CpuOf(1)}},
+                                                 {"b", "h1", {CpuOf(1), GpuOf(80), GpuOf(80)}},
+                                                 {"c", "h1", {CpuOf(1), GpuOf(80)}},
+                                                 {"d", "", {GpuOf(80), GpuOf(80)}}});
+  EXPECT_EQ(inventory.cpus_of_host, 3);
+  EXPECT_EQ(inventory.gpus_of_host, 3);
+  EXPECT_EQ(InventoryOf({}).gpus_of_host, 0);
 }
 
 // It may have more than all the others.

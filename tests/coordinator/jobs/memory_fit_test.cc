@@ -104,6 +104,27 @@ TEST(MemoryFit, HostsMustHoldWhatDevicesOffload) {
       << together.status;
 }
 
+// Such a job waits, and a host with more devices may yet come: it is told so, and not refused.
+TEST(MemoryFit, SaysWhenNoHostHasTheDevicesOfATensorGroup) {
+  PlannerDriver planner;
+  plan::JobSpec spec = Spec("gpu");
+  spec.tensor = 2;
+  spec.elastic.sizes = {2};
+  const auto warnings = [&](const DeviceInventory& inventory) {
+    const MemoryFit fit = CheckMemory(planner, spec, inventory);
+    EXPECT_TRUE(fit.status.ok()) << fit.status;
+    return fit.warnings;
+  };
+  const DeviceInventory one = {.gpu_bytes = int64_t{1} << 40, .gpus_of_host = 1, .cpus_of_host = 8};
+  ASSERT_EQ(warnings(one).size(), 1u);
+  EXPECT_EQ(warnings(one)[0],
+            "spec.parallelism.tensor: no host that is here has 2 gpu devices, which share a "
+            "layer: the job waits for one");
+  EXPECT_TRUE(warnings({.gpu_bytes = int64_t{1} << 40, .gpus_of_host = 2}).empty());
+  spec.tensor_across_nodes = true;
+  EXPECT_TRUE(warnings(one).empty());
+}
+
 // The least that lets each size fit the devices that are here.
 TEST(MemoryFit, AnAutomaticOffloadFitsWhereTheJobWithoutDoesNot) {
   PlannerDriver planner;

@@ -59,6 +59,12 @@ TokenFileFacts LookAtTokens(const std::string& path,
 }  // namespace
 
 PathFacts LookAtPaths(const PathQuery& query, const LookHooks& hooks) {
+  const auto refused = [&hooks](const NamedPath& path, PathShape shape) -> std::string {
+    const RootedPath rooted = {.path = path.path, .use = PathUse::kRead, .shape = shape};
+    const absl::Status status =
+        hooks.roots == nullptr ? absl::OkStatus() : hooks.roots->CheckAll({&rooted, 1});
+    return std::string(status.message());
+  };
   const auto at = [&hooks](const NamedPath& path) {
     if (hooks.at) {
       hooks.at(path);
@@ -68,11 +74,15 @@ PathFacts LookAtPaths(const PathQuery& query, const LookHooks& hooks) {
   PathFacts facts;
   if (!query.model_directory.path.empty()) {
     at({query.model_directory.field, query.model_directory.path + "/config.json"});
-    facts.model = LookAtModel(query.model_directory.path);
+    facts.model.error = refused(query.model_directory, PathShape::kFolderOfFiles);
+    if (facts.model.error.empty()) {
+      facts.model = LookAtModel(query.model_directory.path);
+    }
   }
   if (!query.tokenizer.path.empty()) {
     at(query.tokenizer);
-    facts.tokenizer = Exists(query.tokenizer.path);
+    facts.tokenizer =
+        refused(query.tokenizer, PathShape::kOne).empty() && Exists(query.tokenizer.path);
   }
   const TokenCheckOptions options{.scanned_tokens = ScannedTokens(query.token_files.size()),
                                   .abandoned = hooks.abandoned};
@@ -81,7 +91,9 @@ PathFacts LookAtPaths(const PathQuery& query, const LookHooks& hooks) {
       break;
     }
     at(file);
-    facts.token_files.push_back(LookAtTokens(file.path, query.format, options));
+    const std::string outside = refused(file, PathShape::kTokens);
+    facts.token_files.push_back(outside.empty() ? LookAtTokens(file.path, query.format, options)
+                                                : TokenFileFacts{.error = outside});
   }
   return facts;
 }

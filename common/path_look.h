@@ -6,6 +6,7 @@
 #include <functional>
 
 #include "common/path_facts.h"
+#include "common/path_roots.h"
 
 namespace ravel {
 
@@ -16,6 +17,9 @@ struct LookHooks {
   // Asked before each path and each block of it, so that every call is a sign of life. True: nobody
   // waits for the answer any more; the look ends soon, with facts that mean nothing.
   std::function<bool()> abandoned = nullptr;
+  // Beneath which every path must lie; null: anywhere. One that does not is not looked at, and the
+  // facts say the same whether something is there or not.
+  const PathRoots* roots = nullptr;
 };
 
 // Blocks for as long as the file systems do, in memory of a few blocks; maps nothing and writes

@@ -9,6 +9,7 @@
 
 #include <algorithm>
 #include <csignal>
+#include <functional>
 #include <utility>
 
 #include <absl/strings/str_cat.h>
@@ -86,6 +87,7 @@ Daemon::Daemon(DaemonOptions options)
                                    SupervisorOptions{.trainer_program = options_.trainer_program,
                                                      .work_dir = options_.work_dir,
                                                      .gemm_cache = options_.gemm_cache,
+                                                     .roots = options_.roots.folders(),
                                                      .first_gpu = FirstGpu(options_.facts),
                                                      .trainers_per_gpu = options_.trainers_per_gpu},
                                    TrainerCallbacks());
@@ -96,8 +98,10 @@ Daemon::Daemon(DaemonOptions options)
         options_.notice_look,
         [this](const std::string& reason) { BeginStop(absl::StrCat("notice: ", reason)); });
   }
-  preflight_ = std::make_unique<Preflight>(loop_->context, options_.preflight_limit);
-  looks_ = std::make_unique<PathLooks>(loop_->context, options_.look_limit);
+  preflight_ = std::make_unique<Preflight>(
+      loop_->context, options_.preflight_limit, std::bind_front(CheckPathsBeneath, options_.roots));
+  looks_ =
+      std::make_unique<PathLooks>(loop_->context, options_.look_limit, LookBeneath(options_.roots));
 }
 
 Daemon::~Daemon() {

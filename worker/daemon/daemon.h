@@ -15,6 +15,7 @@
 #include "common/http/http_server.h"
 #include "common/http/page_access.h"
 #include "common/net_address.h"
+#include "common/path_roots.h"
 #include "worker/daemon/certificate_renewal.h"
 #include "worker/daemon/daemon_pages.h"
 #include "worker/daemon/device_probe.h"
@@ -54,6 +55,7 @@ struct DaemonOptions {
   std::chrono::milliseconds look_limit{5000};
   // After a drain notice the coordinator has so long to let trainers save and stop.
   std::chrono::milliseconds drain_limit{30000};
+  PathRoots roots = {};  // of the paths of jobs
   // The file whose presence says that this host goes away; empty: none is looked for.
   std::string notice_file = {};
   std::chrono::milliseconds notice_look{500};

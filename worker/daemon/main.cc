@@ -11,6 +11,7 @@
 #include <optional>
 #include <string>
 #include <system_error>
+#include <utility>
 
 #include <CLI/CLI.hpp>
 #include <absl/strings/match.h>
@@ -25,6 +26,7 @@
 #include "common/logging.h"
 #include "common/net_address.h"
 #include "common/time_text.h"
+#include "worker/daemon/confinement.h"
 #include "worker/daemon/daemon.h"
 #include "worker/daemon/enrolment_client.h"
 #include "worker/daemon/node_identity.h"
@@ -61,6 +63,8 @@ struct Flags {
   std::string http_certificate;  // with a token file
   std::string http_key;
   bool enable_faults = false;
+  RootFolders roots;  // none: jobs may name any path
+  std::string confine = "auto";
 };
 
 constexpr char kLoopback[] = "127.0.0.1";
@@ -252,6 +256,86 @@ std::string GemmCache(const Flags& flags) {
   return flags.gemm_cache == "off" ? "" : flags.gemm_cache;
 }
 
+absl::Status SetRoots(const Flags& flags, DaemonOptions& options) {
+  ASSIGN_OR_RETURN(options.roots, PathRoots::Create(flags.roots));
+  if (flags.confine == "always" && !options.roots.any()) {
+    return absl::InvalidArgumentError("--confine always: expected --read-root or --write-root");
+  }
+  for (const auto* folders : {&options.roots.folders().read, &options.roots.folders().write}) {
+    for (const std::string& folder : *folders) {
+      std::error_code error;
+      if (!std::filesystem::is_directory(folder, error)) {
+        return absl::FailedPreconditionError(absl::StrCat(
+            folders == &options.roots.folders().read ? "--read-root " : "--write-root ",
+            folder,
+            ": expected a folder"));
+      }
+    }
+  }
+  return absl::OkStatus();
+}
+
+// True if this process is confined now, to the folders of jobs, those of the system and of this
+// daemon. No NVIDIA device has run under confinement yet, so there it has to be asked for.
+absl::StatusOr<bool> ConfineTo(const Flags& flags, const DaemonOptions& options) {
+  std::error_code ignored;
+  const bool automatic = flags.confine == "auto";
+  if (flags.confine == "off" || !options.roots.any() ||
+      (automatic && std::filesystem::exists("/dev/nvidiactl", ignored))) {
+    return false;
+  }
+  Confinement confinement = ConfinementOf(options.roots.folders());
+  confinement.writable.push_back(std::filesystem::absolute(flags.work_dir, ignored));
+  confinement.writable.push_back(options.gemm_cache);
+  confinement.readable.push_back(std::filesystem::path(options.trainer_program).parent_path());
+  confinement.readable.push_back(std::filesystem::path(SiblingTrainer()).parent_path());
+  for (const std::string& file :
+       {flags.notice_file, flags.http_token_file, flags.http_certificate, flags.http_key}) {
+    confinement.readable.push_back(std::filesystem::path(file).parent_path());
+  }
+  confinement.writable.push_back(std::filesystem::path(flags.http_port_file).parent_path());
+  const absl::Status confined = Confine(confinement);
+  if (confined.ok()) {
+    log::Info("this daemon and its trainers are confined to their folders (Landlock)");
+    return true;
+  }
+  if (!automatic || !absl::IsUnimplemented(confined)) {
+    return Annotate(confined, "--confine");
+  }
+  log::Warning(
+      absl::StrCat("not confined, paths are checked before they are opened: ", confined.message()));
+  return false;
+}
+
+// The rest of Start, once what was asked for is possible.
+int RunConfined(const Flags& flags, bool confined, DaemonOptions options) {
+  if (EndsBesideNotice(options)) {
+    return kExitClean;
+  }
+  options.facts = ProbeNode(flags.cpu_devices);
+  if (confined) {  // trainers of another daemon share no memory with those of this one
+    absl::StrAppend(&options.facts.host_id, "/", options.node_id);
+  }
+  if (!options.facts.device_message.empty()) {
+    log::Warning(absl::StrCat("GPUs: ", options.facts.device_message));
+  }
+  if (flags.trainers_per_gpu > 1) {
+    log::Warning("--trainers-per-gpu: GPUs are shared, for functional tests alone");
+    ShareGpus(flags.trainers_per_gpu, options.facts);
+    options.trainers_per_gpu = flags.trainers_per_gpu;
+  }
+  Daemon daemon(std::move(options));
+  if (flags.http_listen != "off") {
+    const absl::Status served = daemon.ServeHttp(PageFlagsOf(flags), flags.http_port_file);
+    if (!served.ok()) {  // the address may be free soon
+      std::fprintf(
+          stderr, "ravel-worker: --http-listen: %s\n", std::string(served.message()).c_str());
+      return kExitRestartMe;
+    }
+  }
+  return daemon.Run();
+}
+
 int Start(const Flags& flags) {
   umask(027);  // trainers inherit it: weights, logs and traces are nobody else's
   signal(SIGPIPE, SIG_IGN);
@@ -269,6 +353,7 @@ int Start(const Flags& flags) {
   absl::Status ready = Annotate(log_limit.status(), "--log-limit");
   options.logs.limit_bytes = log_limit.value_or(0);
   ready = ready.ok() ? SetLeaving(flags, options) : ready;
+  ready = ready.ok() ? SetRoots(flags, options) : ready;
   ready = ready.ok() ? SetDataNetwork(flags, options) : ready;
   if (ready.ok()) {
     ready = flags.dev_loopback ? SetLoopback(flags, options) : SetJoined(flags, options);
@@ -293,32 +378,18 @@ int Start(const Flags& flags) {
     setenv("RAVEL_STORE_IDENTITY", (flags.work_dir + "/identity").c_str(), 0);
     log::Info(absl::StrCat("other hosts' trainers reach this host at ", options.data_address));
   }
+  if (!options.roots.any()) {
+    log::Warning("no --read-root and no --write-root: jobs may name every path of this user");
+  }
+  const absl::StatusOr<bool> confined = ConfineTo(flags, options);
+  if (!confined.ok()) {
+    return Fatal(flags, confined.status());
+  }
   if (std::getenv("RAVEL_FAULTS") != nullptr && !flags.enable_faults) {
     log::Warning("RAVEL_FAULTS is set and ignored: --enable-faults is not");
     unsetenv("RAVEL_FAULTS");  // trainers inherit none either
   }
-  if (EndsBesideNotice(options)) {
-    return kExitClean;
-  }
-  options.facts = ProbeNode(flags.cpu_devices);
-  if (!options.facts.device_message.empty()) {
-    log::Warning(absl::StrCat("GPUs: ", options.facts.device_message));
-  }
-  if (flags.trainers_per_gpu > 1) {
-    log::Warning("--trainers-per-gpu: GPUs are shared, for functional tests alone");
-    ShareGpus(flags.trainers_per_gpu, options.facts);
-    options.trainers_per_gpu = flags.trainers_per_gpu;
-  }
-  Daemon daemon(std::move(options));
-  if (flags.http_listen != "off") {
-    const absl::Status served = daemon.ServeHttp(PageFlagsOf(flags), flags.http_port_file);
-    if (!served.ok()) {  // the address may be free soon
-      std::fprintf(
-          stderr, "ravel-worker: --http-listen: %s\n", std::string(served.message()).c_str());
-      return kExitRestartMe;
-    }
-  }
-  return daemon.Run();
+  return RunConfined(flags, *confined, std::move(options));
 }
 
 void AddHttpFlags(CLI::App& app, Flags& flags) {
@@ -337,6 +408,28 @@ void AddHttpFlags(CLI::App& app, Flags& flags) {
                  flags.http_certificate,
                  "PEM file of the certificate that the pages show, with --http-token-file");
   app.add_option("--http-key", flags.http_key, "PEM file of its key");
+}
+
+void AddRoots(CLI::App& app, Flags& flags) {
+  app.add_option("--read-root",
+                 flags.roots.read,
+                 "Folder beneath which jobs may name data, tokenizers, models and checkpoints to "
+                 "start from; may be given several times. With a root of either kind no job opens "
+                 "a path elsewhere; with none, any that this user can open")
+      ->allow_extra_args(false);
+  app.add_option("--write-root",
+                 flags.roots.write,
+                 "The same for stores of checkpoints, traces and offloaded state; reading is "
+                 "allowed, too")
+      ->allow_extra_args(false);
+  app.add_option(
+         "--confine",
+         flags.confine,
+         "Have the kernel (Landlock) hold this daemon and its trainers to these folders and "
+         "those of the system: auto, where there are roots and no NVIDIA device; always, or "
+         "do not start; off")
+      ->check(CLI::IsMember({"auto", "always", "off"}))
+      ->capture_default_str();
 }
 
 struct JoinFlags {
@@ -462,6 +555,7 @@ int ParseAndStart(int argc, char** argv) {
       });
   app.add_option(
       "--trainer", flags.trainer, "Trainer program; default: ravel-trainer beside this one");
+  AddRoots(app, flags);
   AddDataNetwork(app, flags);
   AddHttpFlags(app, flags);
   AddLeaving(app, flags);

@@ -63,6 +63,13 @@ PathLooks::PathLooks(boost::asio::io_context& context, milliseconds each_limit, 
 
 PathLooks::~PathLooks() = default;
 
+PathLooks::LookFunction LookBeneath(const PathRoots& roots) {
+  return [roots](const PathQuery& query, LookHooks hooks) {
+    hooks.roots = &roots;
+    return LookAtPaths(query, hooks);
+  };
+}
+
 void PathLooks::Start(const PathQuery& query,
                       milliseconds all_limit,
                       const std::function<void(absl::StatusOr<PathFacts>)>& done) {

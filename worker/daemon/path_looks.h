@@ -46,4 +46,7 @@ class PathLooks {
   BoundedThreads threads_;
 };
 
+// Looks at no path that does not lie beneath `roots`, and says the same of it whatever is there.
+PathLooks::LookFunction LookBeneath(const PathRoots& roots);
+
 }  // namespace ravel::daemon

@@ -110,6 +110,11 @@ PreflightResult CheckPaths(const PreflightPaths& paths) {
   return {found, found.ok() ? "" : "StoreUnavailable"};
 }
 
+PreflightResult CheckPathsBeneath(const PathRoots& roots, const PreflightPaths& paths) {
+  absl::Status allowed = roots.CheckAll(paths.named);
+  return allowed.ok() ? CheckPaths(paths) : PreflightResult{std::move(allowed), "DataError"};
+}
+
 Preflight::Preflight(boost::asio::io_context& context, std::chrono::milliseconds limit, Look look)
     : limit_(limit), look_(std::move(look)), threads_(context, kMostHanging) {}
 

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "common/path_roots.h"
 #include "common/status.h"
 #include "common/token_file.h"
 #include "worker/daemon/bounded_threads.h"
@@ -21,6 +22,7 @@ struct PreflightPaths {
   std::string model_directory = {};
   std::string checkpoint_root = {};
   std::string offload_folder = {};
+  std::vector<RootedPath> named = {};  // all that the job names, to be held against the roots
 };
 
 struct PreflightResult {
@@ -32,6 +34,9 @@ struct PreflightResult {
 
 // Blocks for as long as the file systems do. Writes nothing.
 PreflightResult CheckPaths(const PreflightPaths& paths);
+// The same of paths that lie beneath `roots`; others are refused with DataError before any of them
+// is opened.
+PreflightResult CheckPathsBeneath(const PathRoots& roots, const PreflightPaths& paths);
 
 // Used only from the thread of its io_context.
 class Preflight {

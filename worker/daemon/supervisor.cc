@@ -129,6 +129,9 @@ absl::Status Supervisor::StartOne(const v1::StartTrainer& start) {
   if (!options_.gemm_cache.empty()) {
     variables.push_back(absl::StrCat("RAVEL_GEMM_CACHE=", options_.gemm_cache));
   }
+  for (std::string& variable : RootVariables(options_.roots)) {
+    variables.push_back(std::move(variable));
+  }
   ASSIGN_OR_RETURN(
       auto trainer,
       TrainerProcess::Start(

@@ -13,6 +13,7 @@
 #include <tuple>
 #include <vector>
 
+#include "common/path_roots.h"
 #include "common/status.h"
 #include "worker/daemon/trainer_process.h"
 
@@ -30,6 +31,7 @@ struct SupervisorOptions {
   std::string trainer_program;
   std::string work_dir;
   std::string gemm_cache = {};  // folder of what trainers measure of gemms; empty: none
+  RootFolders roots = {};       // beneath which trainers may open paths of jobs
   // Ordinal of the node's first GPU: a trainer is told which of the GPUs is its own.
   int64_t first_gpu = 0;
   int64_t trainers_per_gpu = 1;  // more than 1: functional tests (shared_gpu.h)

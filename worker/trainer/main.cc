@@ -20,6 +20,7 @@
 #include "worker/trainer/daemon_link_proto.h"
 #include "worker/trainer/exit_code.h"
 #include "worker/trainer/generator.h"
+#include "worker/trainer/job_paths.h"
 #include "worker/trainer/plan_fault.h"
 #include "worker/trainer/position.h"
 #include "worker/trainer/trainer.h"
@@ -109,6 +110,10 @@ ExitCode RunUnderDaemon(int fd) {
     return Fail(link,
                 WithCode(absl::FailedPreconditionError("the first frame is not StartTrainer"),
                          ExitCode::kPlanMismatch));
+  }
+  const absl::Status allowed = CheckJobPaths(*assignment, RootsOfEnvironment());
+  if (!allowed.ok()) {
+    return Fail(link, WithCode(allowed, ExitCode::kData));
   }
   const absl::Status planned = ApplyPlanFaults(assignment->plan);
   if (!planned.ok()) {

@@ -3,12 +3,14 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <filesystem>
 #include <functional>
 #include <future>
 #include <memory>
 #include <optional>
 #include <string>
 
+#include <absl/strings/str_replace.h>
 #include <boost/asio/io_context.hpp>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -61,6 +63,42 @@ TEST(PathLooksTest, FactsComeFromAThreadOfTheirOwn) {
   EXPECT_EQ((*answer)->token_files[0].tokens, 2);
   EXPECT_EQ((*answer)->token_files[0].largest_id, 2);
   EXPECT_EQ((*answer)->silent_field, "");
+}
+
+TEST(PathLooksTest, OutsideOfTheRootsNothingTellsWhatIsThere) {
+  testing::ScratchFolder scratch;
+  std::filesystem::create_directories(scratch.path() + "/data");
+  std::filesystem::create_directories(scratch.path() + "/model");
+  testing::WriteText(scratch.path() + "/tokens.bin", std::string("\1\0\2\0", 4));
+  testing::WriteText(scratch.path() + "/data/tokens.bin", std::string("\1\0\2\0", 4));
+  testing::WriteText(scratch.path() + "/tokenizer.json", "{}");
+  testing::WriteText(scratch.path() + "/model/config.json", "{}");
+  std::filesystem::create_symlink("../tokens.bin", scratch.path() + "/data/link");
+  boost::asio::io_context context;
+  PathLooks looks(
+      context, seconds(20), LookBeneath(*PathRoots::Create({.read = {scratch.path() + "/data"}})));
+  const auto told = [&](const std::string& token_file, const std::string& rest) {
+    const Answer answer =
+        Ask(looks,
+            context,
+            {.token_files = {{"spec.data.train[0].path", scratch.path() + "/data/tokens.bin"},
+                             {"spec.data.train[1].path", scratch.path() + token_file}},
+             .format = TokenFormat::kFlatU16,
+             .tokenizer = {"spec.data.tokenizer", scratch.path() + "/tokenizer" + rest},
+             .model_directory = {"spec.model.from", scratch.path() + "/model" + rest}});
+    EXPECT_TRUE(answer.has_value() && answer->ok());
+    const PathFacts& facts = **answer;
+    EXPECT_EQ(facts.token_files[0].tokens, 2) << "beneath a root";
+    EXPECT_EQ(facts.token_files[1].tokens, 0);
+    EXPECT_EQ(facts.model.config, "");
+    EXPECT_FALSE(facts.tokenizer);
+    return absl::StrReplaceAll(facts.token_files[1].error + facts.model.error,
+                               {{token_file, "PATH"}, {rest, ""}});
+  };
+  const std::string there = told("/tokens.bin", ".json");
+  EXPECT_THAT(there, HasSubstr("outside of the folders that this node opens for jobs"));
+  EXPECT_EQ(there, told("/absent.bin", ".absent"));
+  EXPECT_THAT(told("/data/link", ".json"), HasSubstr("symbolic link"));
 }
 
 TEST(PathLooksTest, AMountThatHangsIsNamedInTimeAndOnlySoManyMayHang) {

@@ -4,14 +4,18 @@
 #include <fstream>
 #include <future>
 #include <optional>
+#include <set>
 #include <string>
 
+#include <absl/strings/str_cat.h>
 #include <boost/asio/io_context.hpp>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/stat.h>
 
+#include "proto/plan.pb.h"
 #include "tests/testing/process.h"
+#include "worker/daemon/preflight_paths_proto.h"
 
 namespace ravel::daemon {
 namespace {
@@ -87,6 +91,52 @@ TEST_F(PreflightTest, EachPathThatIsMissingOrNoFileIsNamed) {
     paths.offload_folder = Path(other);
     Expect(paths, "DataError", "training.optimizer.offload.path: " + Path(other));
   }
+}
+
+TEST_F(PreflightTest, APathOutsideOfTheRootsIsRefusedByItsFieldBeforeItIsOpened) {
+  const PathRoots roots = *PathRoots::Create({.read = {Path("model")}});
+  for (const std::string& outside : {Path("tokens.bin"), Path("absent.bin")}) {
+    PreflightPaths paths;
+    paths.token_files = {outside};
+    paths.named = {{"data.train", outside, PathUse::kRead, PathShape::kTokens}};
+    const PreflightResult refused = CheckPathsBeneath(roots, paths);
+    EXPECT_EQ(refused.reason, "DataError");
+    EXPECT_EQ(std::string(refused.status.message()),
+              "data.train: " + outside +
+                  ": outside of the folders that this node opens for jobs (--read-root, "
+                  "--write-root)");
+  }
+  EXPECT_TRUE(CheckPathsBeneath(PathRoots(), Good()).status.ok());
+  PreflightPaths model = {.model_directory = Path("model")};
+  model.named = {{"model.from", Path("model"), PathUse::kRead, PathShape::kFolderOfFiles}};
+  EXPECT_TRUE(CheckPathsBeneath(roots, model).status.ok());
+}
+
+TEST_F(PreflightTest, EveryPathOfALaunchIsNamed) {
+  v1::PlannedJob job;
+  job.set_model_from("/m");
+  job.set_tokenizer("/t");
+  job.set_offload_path("/o");
+  job.set_trace_directory("/d");
+  job.add_train()->set_path("/a");
+  job.add_validation()->set_path("/b");
+  v1::StartTrainer start;
+  start.set_job(job.SerializeAsString());
+  start.set_checkpoint_root("/s");
+  start.set_restore_path("/r");
+  std::set<std::string> paths;
+  for (const RootedPath& path : PathsOf(start).named) {
+    paths.insert(absl::StrCat(path.path, path.use == PathUse::kWrite ? " write" : " read"));
+  }
+  EXPECT_THAT(paths,
+              ::testing::UnorderedElementsAre("/m read",
+                                              "/t read",
+                                              "/a read",
+                                              "/b read",
+                                              "/r read",
+                                              "/o write",
+                                              "/d write",
+                                              "/s write"));
 }
 
 // The result when `look` is what happens on the thread.

@@ -1,0 +1,177 @@
+// One ruleset: reading, listing and changing are denied but for what the rules name. Running
+// programs, looking at names (stat) and sockets are not restricted: which of them there are says
+// the image of the node. Of /dev only character devices are named, so that no disk is; a node with
+// GPUs has all of it, since the driver makes devices when they are first used.
+
+#include "worker/daemon/confinement.h"
+
+#include <cerrno>
+#include <cstdint>
+#include <cstdlib>
+#include <filesystem>
+#include <system_error>
+
+#include <absl/strings/match.h>
+#include <absl/strings/str_cat.h>
+#include <absl/strings/str_split.h>
+#include <fcntl.h>
+#include <linux/landlock.h>
+#include <sys/prctl.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+namespace ravel::daemon {
+namespace {
+
+constexpr uint64_t kTruncate = uint64_t{1} << 14;  // of version 3; older headers lack the name
+constexpr uint64_t kReadFile = LANDLOCK_ACCESS_FS_READ_FILE;
+constexpr uint64_t kRead = kReadFile | LANDLOCK_ACCESS_FS_READ_DIR;
+constexpr uint64_t kChangeFile = LANDLOCK_ACCESS_FS_WRITE_FILE | kTruncate;
+constexpr uint64_t kChange =
+    kChangeFile | LANDLOCK_ACCESS_FS_REMOVE_DIR | LANDLOCK_ACCESS_FS_REMOVE_FILE |
+    LANDLOCK_ACCESS_FS_MAKE_CHAR | LANDLOCK_ACCESS_FS_MAKE_DIR | LANDLOCK_ACCESS_FS_MAKE_REG |
+    LANDLOCK_ACCESS_FS_MAKE_SOCK | LANDLOCK_ACCESS_FS_MAKE_FIFO | LANDLOCK_ACCESS_FS_MAKE_BLOCK |
+    LANDLOCK_ACCESS_FS_MAKE_SYM | LANDLOCK_ACCESS_FS_REFER;
+
+// REFER (moves between folders) came with version 2.
+uint64_t HandledBy(long version) {
+  uint64_t handled = kRead | kChange;
+  handled &= version < 2 ? ~uint64_t{LANDLOCK_ACCESS_FS_REFER} : ~uint64_t{0};
+  return version < 3 ? handled & ~kTruncate : handled;
+}
+
+absl::Status AddRule(int ruleset, const std::string& path, uint64_t access) {
+  const int fd = open(path.c_str(), O_PATH | O_CLOEXEC);
+  struct stat facts = {};
+  if (fd < 0 || fstat(fd, &facts) != 0) {
+    const int error = errno;
+    close(fd);
+    return error == ENOENT || error == ENOTDIR || error == EACCES ? absl::OkStatus()
+                                                                  : ErrnoStatus(error, path);
+  }
+  landlock_path_beneath_attr rule = {};
+  rule.parent_fd = fd;
+  rule.allowed_access = S_ISDIR(facts.st_mode) ? access : access & (kReadFile | kChangeFile);
+  const long added = syscall(SYS_landlock_add_rule, ruleset, LANDLOCK_RULE_PATH_BENEATH, &rule, 0);
+  const absl::Status status = added == 0 ? absl::OkStatus() : ErrnoStatus(errno, path);
+  close(fd);
+  return status;
+}
+
+absl::Status AddRules(int ruleset, const Confinement& confinement, uint64_t handled) {
+  for (const std::string& path : confinement.readable) {
+    RETURN_IF_ERROR(AddRule(ruleset, path, handled & kRead));
+  }
+  for (const std::string& path : confinement.writable) {
+    RETURN_IF_ERROR(AddRule(ruleset, path, handled));
+  }
+  return absl::OkStatus();
+}
+
+void AddDevices(Confinement& confinement) {
+  std::error_code ignored;
+  if (std::filesystem::exists("/dev/nvidiactl", ignored)) {
+    confinement.writable.emplace_back("/dev");
+    return;
+  }
+  confinement.writable.emplace_back("/dev/shm");
+  for (const auto& entry : std::filesystem::directory_iterator("/dev", ignored)) {
+    const std::string name = entry.path().filename();
+    if (entry.is_character_file(ignored) && name != "mem" && name != "kmem" && name != "port") {
+      confinement.writable.push_back(entry.path());
+    }
+  }
+}
+
+// The folder of a file, so that one that is exchanged for a newer is found, too.
+void AddFolderOf(const std::string& path, Confinement& confinement) {
+  const size_t slash = path.rfind('/');
+  if (!path.empty() && path[0] == '/') {
+    confinement.readable.push_back(slash == 0 ? path : path.substr(0, slash));
+  }
+}
+
+void AddOfEnvironment(Confinement& confinement) {
+  const auto value = [](const char* name) {
+    const char* const text = std::getenv(name);
+    return std::string(text == nullptr ? "" : text);
+  };
+  for (const char* file : {"RAVEL_S3_CREDENTIALS",
+                           "RAVEL_S3_CA",
+                           "RAVEL_CUDA_LIBRARY",
+                           "RAVEL_CUBLASLT_LIBRARY",
+                           "RAVEL_CUDNN_LIBRARY",
+                           "SSL_CERT_FILE",
+                           "NCCL_TOPO_FILE",
+                           "NCCL_CONF_FILE"}) {
+    AddFolderOf(value(file), confinement);
+  }
+  for (const char* folder : {"RAVEL_STORE_IDENTITY", "SSL_CERT_DIR", "CUDA_HOME"}) {
+    confinement.readable.push_back(value(folder));
+  }
+  for (const std::string& folder :
+       std::vector<std::string>(absl::StrSplit(value("LD_LIBRARY_PATH"), ':', absl::SkipEmpty()))) {
+    confinement.readable.push_back(folder);
+  }
+  confinement.writable.push_back(value("CUDA_CACHE_PATH"));
+  confinement.writable.push_back(value("CUDA_MPS_PIPE_DIRECTORY"));
+  if (!value("HOME").empty()) {
+    confinement.writable.push_back(value("HOME") + "/.nv");
+  }
+}
+
+}  // namespace
+
+Confinement ConfinementOf(const RootFolders& roots) {
+  Confinement confinement;
+  for (const char* folder : {"/usr",
+                             "/lib",
+                             "/lib32",
+                             "/lib64",
+                             "/bin",
+                             "/sbin",
+                             "/opt",
+                             "/etc",
+                             "/proc",
+                             "/sys",
+                             "/nix/store",
+                             "/run/systemd/resolve",
+                             "/run/nscd"}) {
+    confinement.readable.emplace_back(folder);
+  }
+  AddDevices(confinement);
+  AddOfEnvironment(confinement);
+  confinement.readable.insert(confinement.readable.end(), roots.read.begin(), roots.read.end());
+  confinement.writable.insert(confinement.writable.end(), roots.write.begin(), roots.write.end());
+  return confinement;
+}
+
+absl::Status Confine(const Confinement& confinement) {
+  const long version =
+      syscall(SYS_landlock_create_ruleset, nullptr, 0, LANDLOCK_CREATE_RULESET_VERSION);
+  if (version < 1) {
+    return absl::UnimplementedError(
+        absl::StrCat("this kernel offers no Landlock (",
+                     ErrnoStatus(errno, "landlock_create_ruleset").message(),
+                     ")"));
+  }
+  landlock_ruleset_attr attributes = {};
+  attributes.handled_access_fs = HandledBy(version);
+  const int ruleset = static_cast<int>(
+      syscall(SYS_landlock_create_ruleset, &attributes, sizeof attributes.handled_access_fs, 0));
+  if (ruleset < 0) {
+    return ErrnoStatus(errno, "landlock_create_ruleset");
+  }
+  absl::Status status = AddRules(ruleset, confinement, attributes.handled_access_fs);
+  if (status.ok() && prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0) {
+    status = ErrnoStatus(errno, "PR_SET_NO_NEW_PRIVS");
+  }
+  if (status.ok() && syscall(SYS_landlock_restrict_self, ruleset, 0) != 0) {
+    status = ErrnoStatus(errno, "landlock_restrict_self");
+  }
+  close(ruleset);
+  return status;
+}
+
+}  // namespace ravel::daemon

@@ -1,0 +1,30 @@
+#pragma once
+
+// Holds this process, and every process that it starts, to the folders that it needs, by the
+// kernel's Landlock. Unlike a look at a path before it is opened, this holds at each open: a link
+// that is exchanged in between leads nowhere. It cannot be undone.
+
+#include <string>
+#include <vector>
+
+#include "common/path_roots.h"
+#include "common/status.h"
+
+namespace ravel::daemon {
+
+struct Confinement {
+  std::vector<std::string> readable = {};  // files and folders, with all beneath
+  std::vector<std::string> writable = {};  // the same, which may also be changed
+};
+
+// The least that programs, libraries, devices and networks of a node need, with the folders of jobs
+// and what variables of the environment name: libraries, keys of stores, CUDA's cache. Temporary
+// folders and home folders are not among them.
+Confinement ConfinementOf(const RootFolders& roots);
+
+// From the calling thread, which must be the only one. Paths that are not there are passed over.
+// Unimplemented where the kernel has no Landlock or a filter of system calls forbids it. Processes
+// that were confined by one call share memory through /proc with each other, with no others.
+absl::Status Confine(const Confinement& confinement);
+
+}  // namespace ravel::daemon

@@ -27,6 +27,7 @@
 #include "common/mutex.h"
 #include "common/net_address.h"
 #include "common/time_text.h"
+#include "coordinator/access/namespace_roots.h"
 #include "coordinator/access/security.h"
 #include "coordinator/api/access_gate_service.h"
 #include "coordinator/api/access_service.h"
@@ -42,6 +43,7 @@
 #include "coordinator/setup_main.h"
 #include "coordinator/store/sqlite_job_store.h"
 #include "coordinator/store/store_writer.h"
+#include "coordinator/upkeep.h"
 
 namespace ravel::coordinator {
 namespace {
@@ -72,6 +74,7 @@ struct Flags {
   std::string http_token_file;   // empty: plaintext on loopback
   std::string http_certificate;  // empty: the coordinator's own
   std::string http_key;
+  std::string namespace_roots;  // file; empty: jobs may name any path
   bool enable_faults = false;
 };
 
@@ -186,6 +189,14 @@ absl::StatusOr<std::unique_ptr<Security>> SecurityFor(const Flags& flags) {
   return security;
 }
 
+// Null where no file is named.
+absl::StatusOr<std::unique_ptr<NamespaceRootsFile>> RootsFor(const Flags& flags) {
+  if (flags.namespace_roots.empty()) {
+    return nullptr;
+  }
+  return NamespaceRootsFile::Open(flags.namespace_roots);
+}
+
 // The exit code. Streams are closed when it returns; the strand must still run.
 int ServeUntilSignal(const Flags& flags,
                      Security* security,
@@ -232,46 +243,20 @@ int ServeUntilSignal(const Flags& flags,
   return code;
 }
 
-// Watches pools and disk at every tick, and backs the database up on the thread that writes files.
-class Upkeep {
- public:
-  Upkeep(const SqliteJobStore* store, StateDisk* disk, WorkPools* pools)
-      : store_(store), disk_(disk), pools_(pools) {}
-  void Tick() {
-    pools_->Watch();
-    disk_->Watch();
-    const int64_t now_ms = SystemClock::Get().MonotonicMs();
-    if (now_ms < backup_ms_ || disk_->low()) {
-      return;
-    }
-    backup_ms_ = now_ms + kBackupEveryMs;
-    pools_->io().Post([store = store_] {
-      const absl::Status status = store->Backup(SystemClock::Get().WallMs(), kBackups);
-      if (!status.ok()) {
-        log::Error(absl::StrCat("backup of the database: ", std::string(status.message())));
-      }
-    });
-  }
-
- private:
-  static constexpr int64_t kBackupEveryMs = 3'600'000;
-  static constexpr size_t kBackups = 2;
-  const SqliteJobStore* store_;
-  StateDisk* disk_;
-  WorkPools* pools_;
-  int64_t backup_ms_ = SystemClock::Get().MonotonicMs() + kBackupEveryMs;
-};
-
 // All that the controller works with, but for the strand and the fleet.
 struct Machinery {
-  Machinery(const std::string& state_dir, SqliteJobStore* job_store, bool plaintext)
+  Machinery(const std::string& state_dir,
+            SqliteJobStore* job_store,
+            bool plaintext,
+            NamespaceRootsFile* namespace_roots)
       : store(job_store),
+        roots(namespace_roots),
         insecure(plaintext),
         metrics(state_dir + "/metrics"),
         history(state_dir + "/metrics"),
         logs(state_dir + "/logs"),
         disk(state_dir),
-        upkeep(job_store, &disk, &pools) {
+        upkeep(job_store, &disk, &pools, namespace_roots) {
     store->OnFull([this] { disk.Release(); });
   }
   ControllerParts Parts(Executor* strand, FleetLink* fleet) {
@@ -305,7 +290,8 @@ struct Machinery {
             .keeper = &keeper,
             .version = kVersion,
             .insecure = insecure,
-            .access = access};
+            .access = access,
+            .roots = roots};
   }
   // After the strand: what trainers have said is written, and no work is left. Work that hangs
   // takes the process with it.
@@ -318,6 +304,7 @@ struct Machinery {
   }
 
   SqliteJobStore* store;
+  const NamespaceRootsFile* const roots;  // null: none
   const bool insecure;
   PlannerDriver planner;
   StoreCheckpointKeeper keeper;
@@ -425,11 +412,11 @@ absl::Status StartController(ThreadExecutor& strand,
   return started.get_future().get();
 }
 
-int Run(const Flags& flags, const ControllerOptions& options, const sigset_t& signals) {
-  const absl::Status folders = MakeFolders(flags.state_dir);
-  if (!folders.ok()) {
-    return Complain(kFault, std::string(folders.message()));
-  }
+// `roots`: null for none.
+int RunBeneath(NamespaceRootsFile* roots,
+               const Flags& flags,
+               const ControllerOptions& options,
+               const sigset_t& signals) {
   const absl::StatusOr<std::unique_ptr<Security>> security = SecurityFor(flags);
   if (!security.ok()) {
     return Complain(absl::IsFailedPrecondition(security.status()) ? kUsage : kFault,
@@ -442,7 +429,7 @@ int Run(const Flags& flags, const ControllerOptions& options, const sigset_t& si
   }
   (*store)->RaiseTerm(flags.raise_term);
   LastResort last_resort;  // ends last
-  Machinery machinery(flags.state_dir, store->get(), flags.dev_loopback);
+  Machinery machinery(flags.state_dir, store->get(), flags.dev_loopback, roots);
   std::atomic<bool> fatal = false;
   std::unique_ptr<JobController> controller;
   ThreadExecutor strand({.name = "controller",
@@ -495,6 +482,18 @@ int Run(const Flags& flags, const ControllerOptions& options, const sigset_t& si
   return code;
 }
 
+int Run(const Flags& flags, const ControllerOptions& options, const sigset_t& signals) {
+  const absl::Status folders = MakeFolders(flags.state_dir);
+  if (!folders.ok()) {
+    return Complain(kFault, std::string(folders.message()));
+  }
+  const absl::StatusOr<std::unique_ptr<NamespaceRootsFile>> roots = RootsFor(flags);
+  return roots.ok()
+             ? RunBeneath(roots->get(), flags, options, signals)
+             : Complain(kUsage,
+                        absl::StrCat("--namespace-roots: ", std::string(roots.status().message())));
+}
+
 void AddHttpFlags(CLI::App& app, Flags& flags) {
   app.add_option("--http-listen",
                  flags.http_listen,
@@ -544,6 +543,11 @@ int main(int argc, char** argv) {
                  "begin with this term at least: once, after a backup of the state was restored")
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 40));
   ravel::coordinator::AddHttpFlags(app, flags);
+  app.add_option(
+      "--namespace-roots",
+      flags.namespace_roots,
+      "YAML file of the paths and stores that jobs of each namespace may name; read again "
+      "when it changes; without it: any");
   app.add_flag("--enable-faults", flags.enable_faults, "do what RAVEL_FAULTS says; for tests");
   app.set_version_flag("--version", ravel::coordinator::kVersion);
   AddSetupVerbs(app, setup);

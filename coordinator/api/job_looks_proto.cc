@@ -5,11 +5,13 @@
 #include <memory>
 #include <optional>
 #include <utility>
+#include <vector>
 
 #include <absl/strings/str_cat.h>
 
 #include "common/clock.h"
 #include "common/mutex.h"
+#include "coordinator/api/job_roots_proto.h"
 #include "coordinator/jobs/job_controller.h"
 
 namespace ravel::coordinator {
@@ -58,6 +60,13 @@ absl::StatusOr<CanonicalJob> WithoutFacts(CanonicalJob job, const absl::Status& 
 absl::StatusOr<CanonicalJob> JobLooks::Look(const v1::TrainingJob& job,
                                             const std::function<bool()>& gone) {
   CanonicalJob bare = Canonicalize(job, {});
+  if (roots_ != nullptr) {  // before any node is asked: nothing tells what lies outside
+    const std::vector<JobViolation> outside = RootViolations(*roots_->Get(), bare.spec);
+    bare.violations.insert(bare.violations.end(), outside.begin(), outside.end());
+    if (!outside.empty()) {
+      return bare;
+    }
+  }
   const PathQuery query = PathsOf(bare);
   if (query.empty()) {
     return bare;

@@ -9,6 +9,7 @@
 #include <string>
 
 #include "common/status.h"
+#include "coordinator/access/namespace_roots.h"
 #include "coordinator/api/job_file_proto.h"
 #include "coordinator/fleet/node_looks.h"
 #include "coordinator/jobs/executor.h"
@@ -25,8 +26,12 @@ struct JobLookLimits {
 // Thread-safe.
 class JobLooks {
  public:
-  JobLooks(Executor* strand, JobController* controller, JobLookLimits limits)
-      : strand_(strand), controller_(controller), limits_(limits) {}
+  // `roots`: of the operator; null: jobs may name any path.
+  JobLooks(Executor* strand,
+           JobController* controller,
+           JobLookLimits limits,
+           const NamespaceRootsFile* roots)
+      : strand_(strand), controller_(controller), limits_(limits), roots_(roots) {}
 
   // The job with its defaults and all that is wrong with it or with its paths, as a node sees them;
   // another node is asked once if that one or a path there does not answer. Without a node that
@@ -41,6 +46,7 @@ class JobLooks {
   Executor* const strand_;
   JobController* const controller_;
   const JobLookLimits limits_;
+  const NamespaceRootsFile* const roots_;
 };
 
 }  // namespace ravel::coordinator

@@ -7,10 +7,12 @@
 #include <optional>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include <absl/strings/str_cat.h>
 
 #include "coordinator/api/job_retry_proto.h"
+#include "coordinator/api/job_roots_proto.h"
 #include "coordinator/api/job_view_proto.h"
 #include "coordinator/api/jobs_service.h"
 #include "coordinator/api/request_checks_service.h"
@@ -80,12 +82,21 @@ grpc::ServerUnaryReactor* JobsService::RetryJob(Context* context,
   parts_.strand->PostNamed("RetryJob", [this, context, request, response, reactor] {
     const bool changes = request->allow_numerics_change() || request->tensor() != 0;
     // A request that was answered before is not judged again: the world has moved on since.
-    if (!changes || IsAnswered(*parts_.controller, request->request_id())) {
+    const JobKey key = KeyOf(request->namespace_(), request->name());
+    const absl::StatusOr<JobView> view = parts_.controller->Get(key);
+    const bool answered = IsAnswered(*parts_.controller, request->request_id());
+    if (view.ok() && !answered && parts_.roots != nullptr) {  // they may be others by now
+      const std::vector<JobViolation> outside =
+          RootViolations(*parts_.roots->Get(), view->record.spec);
+      if (!outside.empty()) {
+        reactor->Finish(ToGrpc(ViolationStatus(context, request->name(), outside)));
+        return;
+      }
+    }
+    if (!changes || answered) {
       EndRetry(request, response, reactor, PlainDraft(*request));
       return;
     }
-    const JobKey key = KeyOf(request->namespace_(), request->name());
-    const absl::StatusOr<JobView> view = parts_.controller->Get(key);
     absl::StatusOr<RetryDraft> draft = view.ok() ? ChangingDraft(context, *request, view->record)
                                                  : absl::StatusOr<RetryDraft>(view.status());
     if (draft.ok() && request->tensor() == 0) {

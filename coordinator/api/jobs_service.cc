@@ -17,6 +17,7 @@
 #include "common/logging.h"
 #include "coordinator/api/job_file_proto.h"
 #include "coordinator/api/job_limits_proto.h"
+#include "coordinator/api/job_roots_proto.h"
 #include "coordinator/api/job_view_proto.h"
 #include "coordinator/api/request_checks_service.h"
 #include "coordinator/api/stream_writer_service.h"
@@ -168,18 +169,20 @@ absl::StatusOr<CanonicalJob> JobsService::Look(Context* context, const v1::Train
 
 absl::Status JobsService::AskStore(const CheckpointJob& job) {
   const auto answer = std::make_shared<absl::Status>();
-  RETURN_IF_ERROR(BoundedLook(parts_.pools->look(),
-                              "spec.checkpoint.store",
-                              LookLimits(),
-                              [keeper = parts_.keeper, job, answer](LookProgress&) {
-                                FaultPoint("coordinator.ask_store").IgnoreError();
-                                *answer = keeper->Check(job);
-                                if (answer->ok()) {
-                                  // Until the job is accepted, and so pins for itself: retention
-                                  // of the source does not wait.
-                                  *answer = keeper->PinStart(job, kAdmissionPinSeconds);
-                                }
-                              }));
+  RETURN_IF_ERROR(BoundedLook(
+      parts_.pools->look(),
+      "spec.checkpoint.store",
+      LookLimits(),
+      [keeper = parts_.keeper, roots = parts_.roots, job, answer](LookProgress&) {
+        FaultPoint("coordinator.ask_store").IgnoreError();
+        *answer = roots == nullptr ? absl::OkStatus() : CheckStoreBeneath(*roots->Get(), job.spec);
+        *answer = answer->ok() ? keeper->Check(job) : *answer;
+        if (answer->ok()) {
+          // Until the job is accepted, and so pins for itself: retention
+          // of the source does not wait.
+          *answer = keeper->PinStart(job, kAdmissionPinSeconds);
+        }
+      }));
   return *answer;
 }
 

@@ -37,13 +37,15 @@ struct JobsServiceParts {
   bool insecure = false;
   const AccessRegistry* access = nullptr;  // null: plaintext, one local user
   JobLookLimits look_limits = {};
+  const NamespaceRootsFile* roots = nullptr;  // null: jobs may name any path
 };
 
 // Thread-safe.
 class JobsService : public v1::Jobs::CallbackService {
  public:
   explicit JobsService(JobsServiceParts parts)
-      : parts_(std::move(parts)), looks_(parts_.strand, parts_.controller, parts_.look_limits) {}
+      : parts_(std::move(parts)),
+        looks_(parts_.strand, parts_.controller, parts_.look_limits, parts_.roots) {}
 
   template <typename Request>
   using Stream = grpc::ServerWriteReactor<Request>;

@@ -75,7 +75,8 @@ inline LookingFleet::Look TokensOf(int64_t tokens) {
 class JobsServiceTest : public ::testing::Test {
  protected:
   // `planner`: null for one that plans nothing.
-  explicit JobsServiceTest(Planner* planner = nullptr)
+  // `roots`: of namespaces; null for none.
+  explicit JobsServiceTest(Planner* planner = nullptr, const NamespaceRootsFile* roots = nullptr)
       : strand_({.name = "strand", .threads = 1, .tick_ms = 0, .tick = {}}),
         pool_({.name = "pool", .threads = 1, .tick_ms = 0, .tick = {}}),
         store_(&disk_) {
@@ -110,6 +111,7 @@ class JobsServiceTest : public ::testing::Test {
     service.keeper = &keeper_;
     service.version = "test";
     service.insecure = true;
+    service.roots = roots;
     // Longer than a thread of this test may not be scheduled for.
     service.look_limits = {.node_ms = 1500, .all_ms = 30'000};
     service_ = std::make_unique<JobsService>(std::move(service));

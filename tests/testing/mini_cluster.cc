@@ -129,6 +129,8 @@ absl::Status MiniCluster::StartCoordinator(const std::string& listen) {
                        "--http-port-file",
                        folder() + "/http-port",
                        "--enable-faults"};
+  options.arguments.insert(
+      options.arguments.end(), coordinator_flags_.begin(), coordinator_flags_.end());
   if (!hidden_.empty()) {
     const std::vector<std::string> wrap = {"/usr/bin/unshare",
                                            "--mount",
@@ -187,6 +189,7 @@ absl::Status MiniCluster::StartWorker(const std::string& name,
                        "--notice-file",
                        NoticeFile(name),
                        "--enable-faults"};
+  options.arguments.insert(options.arguments.end(), worker_flags_.begin(), worker_flags_.end());
   options.environment = environment;
   options.output_path = options.error_path = absl::StrCat(folder(), "/", name, ".log");
   std::filesystem::create_directories(absl::StrCat(folder(), "/", name));

@@ -12,6 +12,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include <sys/types.h>
@@ -90,6 +91,11 @@ class MiniCluster {
                            const std::string& coordinator = {});  // ours when empty
   // Waits until `count` nodes are READY, and each daemon that runs is among them.
   absl::Status WaitForReadyNodes(int count);
+  // More arguments of workers, and of coordinators that are started anew, from now on.
+  void SetWorkerFlags(std::vector<std::string> flags) { worker_flags_ = std::move(flags); }
+  void SetCoordinatorFlags(std::vector<std::string> flags) {
+    coordinator_flags_ = std::move(flags);
+  }
   // A file that says, by being there, that the daemon's host goes away.
   std::string NoticeFile(const std::string& worker) const;
   // SIGKILL; its trainers die with it.
@@ -163,6 +169,8 @@ class MiniCluster {
   ScratchFolder scratch_;
   std::map<std::string, std::string> environment_;
   std::string detection_;
+  std::vector<std::string> worker_flags_;
+  std::vector<std::string> coordinator_flags_;
   std::string hidden_;  // from the coordinator; empty: nothing
   std::string address_;
   std::unique_ptr<ChildProcess> coordinator_;

@@ -5,7 +5,7 @@
 #   ravel-pool node JOB_FILE          both in the pod of index 0, a worker in the others
 # RAVEL_POOL: the pool's name and the UUID by which its job is submitted once; RAVEL_COORDINATOR: the coordinator's HOST:PORT;
 # RAVEL_NODE: this pod's name, which no other pod has had. State is in RAVEL_POOL_STATE, a volume of this pod; the token is below
-# RAVEL_POOL_SHARED, a volume of all. A coordinator that starts again on its state (RAVEL_POOL_COORDINATOR) goes on with its job.
+# RAVEL_POOL_SHARED, a volume of all, beneath which the job may name paths, and nowhere else. A coordinator that starts again on its state (RAVEL_POOL_COORDINATOR) goes on with its job.
 set -eu
 umask 077
 
@@ -56,7 +56,8 @@ run_worker() {
   [ -e "$state/worker/identity" ] ||
     ravel-worker join --coordinator "$RAVEL_COORDINATOR" --node-id "$RAVEL_NODE" --work-dir "$state/worker" - <"$token"
   stopped=0
-  ravel-worker --work-dir "$state/worker" --cpu-devices "${RAVEL_POOL_CPU_DEVICES:-1}" --drain-limit "${RAVEL_POOL_DRAIN:-9m}" &
+  ravel-worker --work-dir "$state/worker" --cpu-devices "${RAVEL_POOL_CPU_DEVICES:-1}" --drain-limit "${RAVEL_POOL_DRAIN:-9m}" \
+    --write-root "${RAVEL_POOL_SHARED:-/shared}" &
   worker=$!
   trap 'stopped=1; kill -TERM $worker' TERM INT
   code=0

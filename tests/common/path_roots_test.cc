@@ -81,6 +81,17 @@ TEST_P(PathRootsTest, ALinkThatLeadsOutIsRefusedWhereverItStands) {
   EXPECT_TRUE(absl::IsPermissionDenied(Check(At("/data/folder"))));
 }
 
+TEST_P(PathRootsTest, ALinkIsNotReadAsIfTheRootWereTheWholeFileSystem) {
+  Link("../outside/secret", "/data/relative");
+  Link(At("/outside/secret"), "/data/absolute");
+  for (const std::string& decoy : {At("/data/outside"), At("/data") + At("/outside")}) {
+    std::filesystem::create_directories(decoy);
+    testing::WriteText(decoy + "/secret", "x");
+  }
+  EXPECT_TRUE(absl::IsPermissionDenied(Check(At("/data/relative"))));
+  EXPECT_TRUE(absl::IsPermissionDenied(Check(At("/data/absolute"))));
+}
+
 TEST_P(PathRootsTest, ALinkThatStaysInsidePasses) {
   Link("team", "/data/current");
   Link("../data/team", "/data/over");

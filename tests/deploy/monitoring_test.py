@@ -99,7 +99,8 @@ class AlertsTest(unittest.TestCase):
         alerts = (MONITORING / "alerts.yaml").read_text()
         code, said = self.fire(alerts)
         self.assertEqual(code, 0, said)
-        for good, bad in (("> 900", "> 90000"), ("[1h]) >= 4", "[1h]) >= 0"), ("< 0.8", "< 0.2"), ("== 0", "== 2")):
+        for good, bad in (("> 900", "> 90000"), ("[1h]) >= 4", "[1h]) >= 0"), ("< 0.8", "< 0.2"), ("== 0", "== 2"),
+                          ("_heard_seconds > 300", "_heard_seconds > -1"), ("_heard_seconds > 300", "_heard_seconds > 30000")):
             self.assertIn(good, alerts)
             self.assertNotEqual(self.fire(alerts.replace(good, bad, 1))[0], 0, f"nothing noticed {bad}")
 

@@ -10,6 +10,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -25,6 +26,7 @@
 #include "common/json.h"
 #include "common/store/ravel_store_client.h"
 #include "tests/testing/eventually.h"
+#include "tests/testing/http_client.h"
 #include "tests/testing/mini_cluster.h"
 #include "tests/testing/secure_cluster.h"
 #include "tests/testing/store_process.h"
@@ -216,16 +218,46 @@ std::string Certify(const SecureCluster& cluster) {
   return identity;
 }
 
+// The sample that the alert RavelStoreTrustOld reads: it is of the last minutes.
+void ExpectToldWhenItHeard(const std::string& port_file) {
+  int port = 0;
+  ASSERT_TRUE(absl::SimpleAtoi(absl::StripAsciiWhitespace(ReadText(port_file)), &port));
+  constexpr std::string_view kName = "\nravel_store_trust_heard_seconds ";
+  double heard = 0;
+  EXPECT_TRUE(Eventually(seconds(30), [&] {
+    const std::string page = GetPage(port, "/metrics").body;
+    const size_t at = page.find(kName);
+    const size_t end = page.find('\n', at + kName.size());
+    return at != std::string::npos &&
+           absl::SimpleAtod(page.substr(at + kName.size(), end - at - kName.size()), &heard) &&
+           heard > 0;
+  }));
+  const auto now = std::chrono::system_clock::now().time_since_epoch();
+  EXPECT_NEAR(heard, std::chrono::duration<double>(now).count(), 300);
+}
+
+// A store with a coordinator, an operator and pages.
+StorePlace StoreOfOperators(const SecureCluster& cluster) {
+  return {.folder = cluster.folder() + "/server",
+          .flags = {"--identity",
+                    Certify(cluster),
+                    "--operators",
+                    "admin",
+                    "--coordinator",
+                    cluster.address(),
+                    "--http-listen",
+                    "127.0.0.1:0",
+                    "--http-port-file",
+                    cluster.folder() + "/store-http-port"}};
+}
+
 TEST(SecureStoreTest, AStoreKnowsItsCallersAndLetsThemDoTheirPart) {
   const auto started = SecureCluster::Start({});
   ASSERT_TRUE(started.ok()) << started.status();
   SecureCluster& cluster = **started;
-  const std::string identity = Certify(cluster);
-  StoreProcess store(
-      {.folder = cluster.folder() + "/server",
-       .flags = {
-           "--identity", identity, "--operators", "admin", "--coordinator", cluster.address()}});
+  StoreProcess store(StoreOfOperators(cluster));
   ASSERT_EQ(store.Start(), absl::OkStatus());
+  ExpectToldWhenItHeard(cluster.folder() + "/store-http-port");
   ASSERT_EQ(cluster.Join("n1", cluster.Token({"node"})).exit_code, 0);
   ASSERT_EQ(cluster.StartWorker("n1"), absl::OkStatus());
   ASSERT_TRUE(cluster.WaitForReady(1)) << cluster.Report();

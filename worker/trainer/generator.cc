@@ -41,10 +41,11 @@ absl::Status FieldError(std::string_view field, const char* expected) {
 absl::Status ParseField(const json::Member& member, GenerateRequest& request) {
   const json::Value& value = member.value;
   const auto integer = [&](int64_t least, const char* expected, auto& out) -> absl::Status {
-    if (!value.is_int() || value.AsInt() < least) {
+    using Number = std::decay_t<decltype(out)>;
+    if (!value.is_int() || value.AsInt() < least || !std::in_range<Number>(value.AsInt())) {
       return FieldError(member.name, expected);
     }
-    out = static_cast<std::decay_t<decltype(out)>>(value.AsInt());
+    out = static_cast<Number>(value.AsInt());
     return absl::OkStatus();
   };
   if (member.name == "tokens") {

@@ -17,6 +17,7 @@
 #include "common/time_text.h"
 #include "common/utf8.h"
 #include "common/yaml.h"
+#include "coordinator/access/namespace_roots.h"
 #include "tests/testing/fuzz.h"
 
 namespace ravel::testing {
@@ -61,6 +62,29 @@ TEST(FuzzText, Yaml) {
        [](std::string_view input) {
          yaml::ParseError error;
          return yaml::Parse(input, &error).ok() ? Accepted() : Refused();
+       });
+}
+
+TEST(FuzzText, NamespaceRoots) {
+  Fuzz({.name = "namespace_roots",
+        .form = FuzzForm::kText,
+        .seeds = {"namespaces:\n  a: {read: [/data/a, /m], write: [/w, 's3://bucket/a']}\n"
+                  "  '*': {read: [/data/./x]}\n",
+                  "namespaces: {a: {write: ['ravel://host:1/a', 'file:///w']}}"}},
+       [](std::string_view input) {
+         const auto roots = coordinator::NamespaceRoots::Parse(input);
+         if (!roots.ok()) {
+           return Refused();
+         }
+         const RootFolders folders = roots->Of("a");
+         for (const std::string& root : folders.write) {
+           const bool own = roots->Expected("a", root + "/x", PathUse::kWrite).empty();
+           const bool up = roots->Expected("a", root + "/../x", PathUse::kWrite).empty();
+           if (!own || up) {
+             return AcceptedIf(false, absl::StrCat("root ", root, own ? " is left" : " is none"));
+           }
+         }
+         return Accepted();
        });
 }
 

@@ -38,21 +38,23 @@ class Pool(unittest.TestCase):
         scratch = tempfile.TemporaryDirectory(prefix="ravel-pool-")
         self.addCleanup(scratch.cleanup)
         self.folder = pathlib.Path(scratch.name)
+        self.shared = self.folder / "shared"
+        self.shared.mkdir()
         self.binaries = cluster.default_binaries()
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
         self.environment = {**os.environ, "PATH": f"{self.binaries}:{os.environ['PATH']}", "RAVEL_POOL": str(uuid.uuid4()),
                             "RAVEL_COORDINATOR": f"localhost:{port}", "RAVEL_POOL_LISTEN": "127.0.0.1",
-                            "RAVEL_POOL_SHARED": str(self.folder)}
+                            "RAVEL_POOL_SHARED": str(self.shared)}
         text = self.folder / "text"
         text.write_text("the quick brown fox jumps over the lazy dog. " * 200)
         subprocess.run([self.binaries / "ravelctl", "data", "prepare", "--input", text, "--tokenizer", "bytes", "--output",
-                        self.folder / "tokens"], check=True, capture_output=True)
+                        self.shared / "tokens"], check=True, capture_output=True)
 
     def job(self, steps, every):
         path = self.folder / "job.yaml"
-        path.write_text(JOB.replace("FOLDER", str(self.folder)).replace("STEPS", str(steps)).replace("EVERY", str(every)))
+        path.write_text(JOB.replace("FOLDER", str(self.shared)).replace("STEPS", str(steps)).replace("EVERY", str(every)))
         return path
 
     def pod(self, name, *arguments, **environment):
@@ -92,7 +94,7 @@ class Pool(unittest.TestCase):
         return (self.folder / "coordinator.log").read_text()
 
     def committed(self, step):
-        return (self.folder / "checkpoints" / "pool" / f"step-{step:010d}" / "COMMIT").exists()
+        return (self.shared / "checkpoints" / "pool" / f"step-{step:010d}" / "COMMIT").exists()
 
     def test_a_job_ends_its_pool_and_is_submitted_once(self):
         job = self.job(steps=40, every=20)
@@ -100,7 +102,7 @@ class Pool(unittest.TestCase):
         coordinator = self.pod("coordinator", "coordinator", str(job))
         self.assertEqual(self.ended(coordinator), 0, self.logs())
         self.assertTrue(self.committed(40))
-        self.assertEqual(list((self.folder / ".ravel-pools").iterdir()), [], "the token is left behind")
+        self.assertEqual(list((self.shared / ".ravel-pools").iterdir()), [], "the token is left behind")
         # The pod starts again on its volume: the job has ended, and is not begun again.
         self.assertEqual(self.ended(self.pod("coordinator", "coordinator", str(job))), 0, self.logs())
         self.assertEqual(self.told().count("Submitted (epoch 0)"), 2, "the same job, told twice")
@@ -139,7 +141,7 @@ class Pool(unittest.TestCase):
 
     def test_pods_of_one_kind_are_a_pool_that_outlives_its_first(self):
         job = self.job(steps=2000, every=50)
-        kept = {"RAVEL_POOL_COORDINATOR": str(self.folder / ".ravel-pools" / "coordinator")}
+        kept = {"RAVEL_POOL_COORDINATOR": str(self.shared / ".ravel-pools" / "coordinator")}
         other = self.pod("two", "node", str(job), JOB_COMPLETION_INDEX="1", **kept)
         leader = self.pod("one", "node", str(job), JOB_COMPLETION_INDEX="0", **kept)
         self.wait_for(lambda: self.committed(50))

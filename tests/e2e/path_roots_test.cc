@@ -262,7 +262,15 @@ TEST_F(PathRootsE2eTest, ProgramsDoNotStartWithRootsThatAreNone) {
   EXPECT_EQ(coordinator.exit_code, 2);
   EXPECT_TRUE(absl::StrContains(coordinator.out + coordinator.err, "bad.yaml:2:13: expected read"))
       << coordinator.out << coordinator.err;
-  for (const std::string& root : {std::string("data"), At("absent")}) {
+  fs::create_directories(At("other/below"));
+  fs::create_symlink("..", At("data/up"));
+  // No path, no folder, and folders that hold the node's key or lie beside it, by a link as well.
+  for (const std::string& root : {std::string("data"),
+                                  At("absent"),
+                                  At("other"),
+                                  cluster_->folder(),
+                                  At("data/up"),
+                                  At("other/below")}) {
     const RunResult worker = RunProgram({.arguments = {BinaryPath("ravel-worker"),
                                                        "--dev-loopback",
                                                        "--node-id",

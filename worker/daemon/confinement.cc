@@ -84,14 +84,6 @@ void AddDevices(Confinement& confinement) {
   }
 }
 
-// The folder of a file, so that one that is exchanged for a newer is found, too.
-void AddFolderOf(const std::string& path, Confinement& confinement) {
-  const size_t slash = path.rfind('/');
-  if (!path.empty() && path[0] == '/') {
-    confinement.readable.push_back(slash == 0 ? path : path.substr(0, slash));
-  }
-}
-
 void AddOfEnvironment(Confinement& confinement) {
   const auto value = [](const char* name) {
     const char* const text = std::getenv(name);
@@ -105,7 +97,7 @@ void AddOfEnvironment(Confinement& confinement) {
                            "SSL_CERT_FILE",
                            "NCCL_TOPO_FILE",
                            "NCCL_CONF_FILE"}) {
-    AddFolderOf(value(file), confinement);
+    AddFolderOf(value(file), confinement.readable);
   }
   for (const char* folder : {"RAVEL_STORE_IDENTITY", "SSL_CERT_DIR", "CUDA_HOME"}) {
     confinement.readable.push_back(value(folder));
@@ -121,7 +113,30 @@ void AddOfEnvironment(Confinement& confinement) {
   }
 }
 
+absl::Status CheckApart(const char* flag,
+                        const std::vector<std::string>& folders,
+                        const std::string& work_dir) {
+  std::error_code error;
+  const std::string work = std::filesystem::weakly_canonical(work_dir, error);
+  for (const std::string& folder : folders) {
+    const std::string root = std::filesystem::canonical(folder, error);
+    if (error || !std::filesystem::is_directory(root, error)) {
+      return absl::FailedPreconditionError(absl::StrCat(flag, folder, ": expected a folder"));
+    }
+    if (IsBeneath(root, work) || IsBeneath(work, root)) {
+      return absl::FailedPreconditionError(
+          absl::StrCat(flag, folder, ": expected a folder apart from --work-dir ", work_dir));
+    }
+  }
+  return absl::OkStatus();
+}
+
 }  // namespace
+
+absl::Status CheckRoots(const RootFolders& roots, const std::string& work_dir) {
+  RETURN_IF_ERROR(CheckApart("--read-root ", roots.read, work_dir));
+  return CheckApart("--write-root ", roots.write, work_dir);
+}
 
 Confinement ConfinementOf(const RootFolders& roots) {
   Confinement confinement;
@@ -145,6 +160,15 @@ Confinement ConfinementOf(const RootFolders& roots) {
   confinement.readable.insert(confinement.readable.end(), roots.read.begin(), roots.read.end());
   confinement.writable.insert(confinement.writable.end(), roots.write.begin(), roots.write.end());
   return confinement;
+}
+
+void AddFolderOf(const std::string& file, std::vector<std::string>& paths) {
+  if (file.empty()) {
+    return;
+  }
+  std::error_code ignored;
+  const std::filesystem::path path = std::filesystem::absolute(file, ignored);
+  paths.push_back(path.parent_path() == "/" ? path : path.parent_path());
 }
 
 absl::Status Confine(const Confinement& confinement) {

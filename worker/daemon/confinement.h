@@ -12,6 +12,10 @@
 
 namespace ravel::daemon {
 
+// FailedPrecondition for a root that is no folder, and for one that holds the work folder or lies
+// in it: the node's key is there, which no job may name.
+absl::Status CheckRoots(const RootFolders& roots, const std::string& work_dir);
+
 struct Confinement {
   std::vector<std::string> readable = {};  // files and folders, with all beneath
   std::vector<std::string> writable = {};  // the same, which may also be changed
@@ -21,6 +25,10 @@ struct Confinement {
 // and what variables of the environment name: libraries, keys of stores, CUDA's cache. Temporary
 // folders and home folders are not among them.
 Confinement ConfinementOf(const RootFolders& roots);
+
+// Adds the folder of a file, so that one that is exchanged for a newer is found, too; the file
+// alone if it lies in `/`. Nothing for no name.
+void AddFolderOf(const std::string& file, std::vector<std::string>& paths);
 
 // From the calling thread, which must be the only one. Paths that are not there are passed over.
 // Unimplemented where the kernel has no Landlock or a filter of system calls forbids it. Processes

@@ -261,18 +261,7 @@ absl::Status SetRoots(const Flags& flags, DaemonOptions& options) {
   if (flags.confine == "always" && !options.roots.any()) {
     return absl::InvalidArgumentError("--confine always: expected --read-root or --write-root");
   }
-  for (const auto* folders : {&options.roots.folders().read, &options.roots.folders().write}) {
-    for (const std::string& folder : *folders) {
-      std::error_code error;
-      if (!std::filesystem::is_directory(folder, error)) {
-        return absl::FailedPreconditionError(absl::StrCat(
-            folders == &options.roots.folders().read ? "--read-root " : "--write-root ",
-            folder,
-            ": expected a folder"));
-      }
-    }
-  }
-  return absl::OkStatus();
+  return CheckRoots(options.roots.folders(), flags.work_dir);
 }
 
 // True if this process is confined now, to the folders of jobs, those of the system and of this
@@ -287,13 +276,15 @@ absl::StatusOr<bool> ConfineTo(const Flags& flags, const DaemonOptions& options)
   Confinement confinement = ConfinementOf(options.roots.folders());
   confinement.writable.push_back(std::filesystem::absolute(flags.work_dir, ignored));
   confinement.writable.push_back(options.gemm_cache);
-  confinement.readable.push_back(std::filesystem::path(options.trainer_program).parent_path());
-  confinement.readable.push_back(std::filesystem::path(SiblingTrainer()).parent_path());
-  for (const std::string& file :
-       {flags.notice_file, flags.http_token_file, flags.http_certificate, flags.http_key}) {
-    confinement.readable.push_back(std::filesystem::path(file).parent_path());
+  for (const std::string& file : {options.trainer_program,
+                                  SiblingTrainer(),
+                                  flags.notice_file,
+                                  flags.http_token_file,
+                                  flags.http_certificate,
+                                  flags.http_key}) {
+    AddFolderOf(file, confinement.readable);
   }
-  confinement.writable.push_back(std::filesystem::path(flags.http_port_file).parent_path());
+  AddFolderOf(flags.http_port_file, confinement.writable);
   const absl::Status confined = Confine(confinement);
   if (confined.ok()) {
     log::Info("this daemon and its trainers are confined to their folders (Landlock)");

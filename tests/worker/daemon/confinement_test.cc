@@ -4,6 +4,7 @@
 #include <filesystem>
 #include <functional>
 #include <string>
+#include <vector>
 
 #include <absl/strings/str_cat.h>
 #include <fcntl.h>
@@ -95,6 +96,14 @@ TEST_F(ConfinementTest, ALinkIsJudgedByWhereItLeadsWhenItIsOpened) {
   std::filesystem::create_symlink("../outside", At("/stores/link"));
   Expect(
       {{At("/data/link"), O_RDONLY, EACCES}, {At("/stores/link/new"), O_WRONLY | O_CREAT, EACCES}});
+}
+
+TEST(ConfinementPathsTest, AFileInTheRootFolderOpensNoOther) {
+  std::vector<std::string> paths;
+  AddFolderOf("/etc/ravel/token", paths);
+  AddFolderOf("/token", paths);
+  AddFolderOf("", paths);
+  EXPECT_EQ(paths, std::vector<std::string>({"/etc/ravel", "/token"}));
 }
 
 TEST_F(ConfinementTest, WhatProgramsNeedIsThere) {

@@ -1,10 +1,12 @@
-// Verbs about text and token ids: prepare data, show a batch, generate. They need no coordinator.
+// Verbs about text and token ids: prepare data, push it, show a batch, generate. They need no
+// coordinator.
 // Progress goes to stderr and only on a terminal, so stdout remains parseable.
 
 #include "coordinator/ctl/data_verbs.h"
 
 #include <algorithm>
 #include <memory>
+#include <utility>
 
 #include <absl/strings/str_cat.h>
 #include <absl/strings/str_format.h>
@@ -15,6 +17,7 @@
 #include "coordinator/ctl/checkpoints.h"
 #include "coordinator/ctl/data_batch.h"
 #include "coordinator/ctl/data_prepare.h"
+#include "coordinator/ctl/data_push.h"
 #include "coordinator/ctl/exit_code.h"
 #include "coordinator/ctl/generate.h"
 #include "coordinator/ctl/job_verbs.h"
@@ -87,7 +90,81 @@ json::Value PrepareDocument(const PrepareOptions& options, const PrepareResult& 
   return document;
 }
 
+// The paths by which a job names what was pushed: field of the job file, path.
+std::vector<std::pair<std::string, std::string>> JobPathsOf(const DataPushResult& result) {
+  if (result.manifest.kind == store::DataSetKind::kModel) {
+    return {{"model.from", result.url}};
+  }
+  std::vector<std::pair<std::string, std::string>> paths;
+  for (const store::DataTokens& tokens : result.manifest.tokens) {
+    paths.emplace_back(paths.empty() ? "data.train" : "data.validation",
+                       store::JoinPath(result.url, tokens.prefix));
+  }
+  return paths;
+}
+
+json::Value PushDocument(const DataPushResult& result) {
+  json::Value document;
+  document.Set("schemaVersion", "ravel/v1");
+  document.Set("url", result.url);
+  document.Set("digest", result.digest);
+  document.Set("bytes", result.manifest.total_bytes());
+  document.Set("copiedFiles", result.copied_files);
+  document.Set("copiedBytes", result.copied_bytes);
+  json::Value jobs;
+  for (const auto& [field, path] : JobPathsOf(result)) {
+    jobs.Set(field, path);
+  }
+  document.Set("spec", std::move(jobs));
+  json::Array files;
+  for (const store::DataFile& file : result.manifest.files) {
+    json::Value& row = files.emplace_back();
+    row.Set("name", file.name).Set("bytes", file.bytes).Set("sha256", file.sha256);
+  }
+  document.Set("files", json::Value(std::move(files)));
+  return document;
+}
+
+// True for data that only nodes have, which they fetch.
+bool NamesDataSets(const plan::JobSpec& spec) {
+  const auto remote = [](const plan::DataSource& source) { return store::IsDataUrl(source.path); };
+  return std::any_of(spec.data.train.begin(), spec.data.train.end(), remote);
+}
+
 }  // namespace
+
+int RunDataPush(const CommonOptions& common, const PushOptions& options) {
+  PrepareBar bar;
+  const absl::StatusOr<DataPushResult> result = PushData(
+      {.source = options.source,
+       .to = options.to,
+       .kind = options.model ? store::DataSetKind::kModel : store::DataSetKind::kTokens},
+      [&bar](const char* phase, int64_t done, int64_t all) { bar.Show(phase, done, all); });
+  bar.Finish();
+  if (!result.ok()) {
+    return Report(result.status());
+  }
+  if (common.format != Format::kTable) {
+    Print(FormatDocument(PushDocument(*result), common.format));
+    return kExitOk;
+  }
+  const std::string copied =
+      result->was_there
+          ? "is there already"
+          : absl::StrCat(result->copied_files, " copied now, ", FormatBytes(result->copied_bytes));
+  Print(absl::StrCat(result->url,
+                     ": ",
+                     result->manifest.files.size(),
+                     " files, ",
+                     FormatBytes(result->manifest.total_bytes()),
+                     " (",
+                     copied,
+                     ")\n"));
+  for (const auto& [field, path] : JobPathsOf(*result)) {
+    Print(absl::StrCat("  ", field, ": ", path, "\n"));
+  }
+  return kExitOk;
+}
 
 int RunDataPrepare(const CommonOptions& common, const PrepareOptions& options) {
   PrepareRequest request;
@@ -138,6 +215,9 @@ int RunDataBatch(const CommonOptions& common, const BatchOptions& options) {
   const absl::StatusOr<CanonicalJob> job = LoadJobFile(options.file, PathScope::kAll);
   if (!job.ok()) {
     return Report(job.status());
+  }
+  if (NamesDataSets(job->spec)) {
+    return ReportUsage("spec.data.train: data batch reads files of this host, not of a store");
   }
   const absl::StatusOr<json::Value> document = BatchDocument(job->spec, options.step);
   if (!document.ok()) {

@@ -1,6 +1,7 @@
 #pragma once
 
-// data prepare, data batch, generate: verbs about text and token ids, without a coordinator.
+// data prepare, data push, data batch, generate: verbs about text and token ids, without a
+// coordinator.
 
 #include <cstdint>
 #include <vector>
@@ -20,6 +21,13 @@ struct PrepareOptions {
   bool require_utf8 = false;
 };
 int RunDataPrepare(const CommonOptions& common, const PrepareOptions& options);
+
+struct PushOptions {
+  std::string source;  // prefix of token files, or with `model` a Hugging Face folder
+  std::string to;      // URL
+  bool model = false;
+};
+int RunDataPush(const CommonOptions& common, const PushOptions& options);
 
 struct BatchOptions {
   std::string file;

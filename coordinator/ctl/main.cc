@@ -67,6 +67,7 @@ struct CommandLine {
   CheckpointVerbOptions checkpoints;
   PrepareOptions prepare;
   TraceOptions trace;
+  PushOptions push;
   BatchOptions batch;
   GenerateOptions generate;
   AccessLine access;
@@ -432,6 +433,18 @@ void AddDataVerbs(CLI::App& app, CommandLine& line) {
                    prepare.end_of_document,
                    "Token after each document; default the tokenizer's own; none: nothing");
   verb->add_flag("--require-utf8", prepare.require_utf8, "Refuse bytes that are not UTF-8");
+
+  verb = AddVerb(*data, line, "push", "Copy a data set or a model into a store", [&line] {
+    return RunDataPush(line.common, line.push);
+  });
+  verb->add_option("SOURCE", line.push.source, "PREFIX of token files; with --model a folder")
+      ->required();
+  verb->add_option("URL",
+                   line.push.to,
+                   "Folder for it in a store, from which nodes fetch: ravel://HOST:PORT/PATH, "
+                   "s3://BUCKET/PATH, file:///PATH")
+      ->required();
+  verb->add_flag("--model", line.push.model, "SOURCE is a Hugging Face folder, for model.from");
 
   verb = AddVerb(*data, line, "batch", "Show the samples of a step", [&line] {
     return RunDataBatch(line.common, line.batch);

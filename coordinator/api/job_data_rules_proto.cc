@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include <absl/strings/match.h>
 #include <absl/strings/str_cat.h>
 
 #include "common/check.h"
@@ -11,6 +12,7 @@
 #include "common/model/architecture/architecture.h"
 #include "common/model/model_inventory.h"
 #include "common/plan/sample_order.h"
+#include "common/store/data_set.h"
 #include "coordinator/api/field_rules_proto.h"
 #include "coordinator/api/job_rules_proto.h"
 
@@ -69,6 +71,33 @@ plan::ModelConfig PlainConfig(const v1::ModelConfig& config, plan::ModelConfig p
 
 }  // namespace
 
+std::string JobRules::DataPath(const std::string& path, const std::string& text, DataPart part) {
+  if (!absl::StrContains(text, "://") || absl::StartsWith(text, "file://")) {
+    return AbsolutePath(path, text);
+  }
+  const bool known = store::IsDataUrl(text);
+  absl::StatusOr<std::string> url = absl::InvalidArgumentError("");
+  if (known && part == DataPart::kWhole) {
+    url = store::DataFolderUrl(text);
+  } else if (known) {
+    const absl::StatusOr<store::DataUrl> split = store::SplitDataUrl(text);
+    url = split.ok() ? absl::StatusOr<std::string>(absl::StrCat(split->folder, "/", split->member))
+                     : split.status();
+  }
+  if (!url.ok()) {
+    const char* const end = part == DataPart::kMember ? "/NAME" : "";
+    Fail(path,
+         absl::StrCat("an absolute path, ravel://HOST:PORT/PATH",
+                      end,
+                      " or s3://BUCKET/PATH",
+                      end,
+                      " (`ravelctl data push`)"),
+         text);
+    return "";
+  }
+  return *std::move(url);
+}
+
 void JobRules::CheckModel() {
   v1::ModelSpec& model = *job().mutable_model();
   if (model.from().empty() == !model.has_config()) {
@@ -123,7 +152,7 @@ void JobRules::CheckInlineConfig() {
 void JobRules::CheckModelDirectory() {
   v1::ModelSpec& model = *job().mutable_model();
   const std::string path = "spec.model.from";
-  const std::string folder = AbsolutePath(path, model.from());
+  const std::string folder = DataPath(path, model.from(), DataPart::kWhole);
   if (folder.empty()) {
     return;
   }
@@ -163,7 +192,7 @@ void JobRules::CheckData() {
     for (int i = 0; i < sources->size(); ++i) {
       v1::DataSource& source = *sources->Mutable(i);
       const std::string path = absl::StrCat("spec.data.", name, "[", i, "]");
-      const std::string file = AbsolutePath(path + ".path", source.path());
+      const std::string file = DataPath(path + ".path", source.path(), DataPart::kMember);
       if (!file.empty()) {
         source.set_path(file);
       }
@@ -195,7 +224,7 @@ void JobRules::CheckTokenizer() {
       data.set_tokenizer(beside.path);
     }
   } else {
-    const std::string path = AbsolutePath("spec.data.tokenizer", data.tokenizer());
+    const std::string path = DataPath("spec.data.tokenizer", data.tokenizer(), DataPart::kMember);
     if (!path.empty()) {
       data.set_tokenizer(path);
       if (KnowsData() && !options_.facts->tokenizer) {
@@ -301,7 +330,7 @@ PathQuery PathsOf(const CanonicalJob& job) {
   const std::string& tokenizer = job.spec.data.tokenizer;
   if (tokenizer.empty()) {
     query.tokenizer = TokenizerBeside(job.spec);
-  } else if (tokenizer[0] == '/') {  // else it was refused
+  } else if (tokenizer[0] == '/' || store::IsDataUrl(tokenizer)) {  // else it was refused
     query.tokenizer = {"spec.data.tokenizer", tokenizer};
   }
   if (!job.spec.model_from.empty()) {

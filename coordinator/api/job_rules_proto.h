@@ -86,6 +86,10 @@ class JobRules {
   int Choice(const std::string& path, std::string* text, const std::vector<std::string>& names);
   // An absolute path from a path or a file:// URL, without trailing slashes; "" after a violation.
   std::string AbsolutePath(const std::string& path, const std::string& text);
+  // The same, or the URL of what nodes fetch: of a file or prefix in a data set, or of the data
+  // set.
+  enum class DataPart { kMember, kWhole };
+  std::string DataPath(const std::string& path, const std::string& text, DataPart part);
   void CheckRemoteStore(const std::string& field, const std::string& url);
   // Sample count of one token file, or -1 when it cannot be told.
   int64_t CheckTokenFile(const std::string& path,

@@ -1,6 +1,6 @@
 #include "coordinator/ctl/local_paths.h"
 
-#include "common/path_look.h"
+#include "common/store/data_set_look.h"
 
 namespace ravel::ctl {
 
@@ -14,7 +14,11 @@ CanonicalJob CanonicalizeHere(const v1::TrainingJob& job, PathScope scope) {
     query.token_files.clear();
     query.tokenizer = {};
   }
-  const PathFacts facts = LookAtPaths(query);
+  const PathFacts facts = store::LookAtJobPaths(query);
+  if (!facts.silent_field.empty()) {
+    bare.violations.push_back({facts.silent_field, 0, 0, "a store that answers", facts.silence});
+    return bare;
+  }
   return Canonicalize(job, {.facts = &facts, .check_data = scope == PathScope::kAll});
 }
 

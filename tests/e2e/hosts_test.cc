@@ -12,6 +12,7 @@
 
 #include <absl/strings/match.h>
 #include <absl/strings/str_cat.h>
+#include <absl/strings/str_replace.h>
 #include <absl/strings/str_split.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -150,12 +151,12 @@ class HostsApartTest : public HostsTest {
     }
     const std::string& folder = cluster_->folder();
     const std::string seen = NetworkHosts::SeenFolder(folder, kStoreHost);
-    store_ =
-        std::make_unique<StoreProcess>(StorePlace{.folder = folder + "/server",
-                                                  .seen_folder = seen + "/server",
-                                                  .host = Host(kStoreHost),
-                                                  .address = hosts_->Address(kStoreHost),
-                                                  .flags = {"--identity", folder + "/identity"}});
+    store_ = std::make_unique<StoreProcess>(
+        StorePlace{.folder = folder + "/server",
+                   .seen_folder = seen + "/server",
+                   .host = Host(kStoreHost),
+                   .address = hosts_->Address(kStoreHost),
+                   .flags = {"--identity", folder + "/identity", "--operators", "admin"}});
     const RunResult certified = cluster_->Run({BinaryPath("ravel-coordinator"),
                                                "certify-store",
                                                "--state-dir",
@@ -267,6 +268,42 @@ TEST_F(HostsApartTest, HostsThatShareNothingTrainThroughKillsAndBadLinks) {
   EXPECT_EQ(exported.exit_code, 0) << exported.err;
   EXPECT_TRUE(std::filesystem::exists(model + "/model.safetensors"));
   EXPECT_FALSE(std::filesystem::exists(cluster_->folder() + "/tokens.bin"));
+}
+
+// What was pushed is on no host but the store's; nodes fetch it with their certificates.
+TEST_F(HostsApartTest, HostsThatShareNothingTrainWithDataOfTheStoreAlone) {
+  StartAll();
+  if (IsSkipped() || HasFatalFailure()) {
+    return;
+  }
+  const std::string& folder = cluster_->folder();
+  std::string text;
+  for (int line = 0; line < 600; ++line) {
+    absl::StrAppend(&text, "line ", line * line, " of a text to learn\n");
+  }
+  WriteText(folder + "/text", text);
+  const std::string web = folder + "/web";
+  const RunResult prepared =
+      cluster_->Ctl({"data", "prepare", "--input", folder + "/text", "--output", web});
+  ASSERT_EQ(prepared.exit_code, 0) << prepared.err;
+  const RunResult pushed = cluster_->Ctl({"data", "push", web, store_->Url("sets/web")});
+  ASSERT_EQ(pushed.exit_code, 0) << pushed.err;
+
+  TinyJob job = JobThere("far", kWorkers);
+  job.tokens_path = store_->Url("sets/web/web");
+  job.vocabulary = 257;
+  job.steps = 10;
+  WriteText(folder + "/far.yaml",
+            absl::StrReplaceAll(ToYaml(job), {{"format: flat_u16", "format: auto"}}));
+  const RunResult submitted = cluster_->Ctl({"submit", "-f", folder + "/far.yaml"});
+  ASSERT_EQ(submitted.exit_code, 0) << submitted.err;
+  const RunResult done = cluster_->Ctl({"wait", "far", "--for=done", "--timeout", "50s"});
+  ASSERT_EQ(done.exit_code, 0) << done.err << cluster_->Ctl({"events", "far"}).out;
+  for (int host = 1; host <= kWorkers; ++host) {
+    const std::string sets =
+        absl::StrCat(NetworkHosts::SeenFolder(folder, host), "/n", host, "/data/sets");
+    EXPECT_FALSE(std::filesystem::is_empty(sets)) << sets;
+  }
 }
 
 }  // namespace

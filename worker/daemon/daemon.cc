@@ -24,7 +24,6 @@
 #include "common/failure_reason.h"
 #include "common/file_writer.h"
 #include "common/logging.h"
-#include "common/version.h"
 #include "worker/daemon/look_messages_proto.h"
 #include "worker/daemon/preflight_paths_proto.h"
 
@@ -43,19 +42,21 @@ constexpr milliseconds kFlushLimit{1000};
 constexpr milliseconds kUnattendedLook{100};
 constexpr milliseconds kSweepInterval{10 * 60 * 1000};
 
-void FillIdentity(const TrainerIdentity& identity, auto& message) {
-  message.set_job_uid(identity.job_uid);
-  message.set_epoch(identity.epoch);
-  message.set_attempt(identity.attempt);
-  message.set_rank(identity.rank);
-}
-
 // Devices of CPUs come first.
 int64_t FirstGpu(const NodeFacts& facts) {
   const auto found = std::find_if(facts.devices.begin(),
                                   facts.devices.end(),
                                   [](const DeviceFacts& device) { return device.kind == "gpu"; });
   return found - facts.devices.begin();
+}
+
+// Trainers also read what this node has fetched for them.
+RootFolders TrainerRoots(const DaemonOptions& options) {
+  RootFolders folders = options.roots.folders();
+  if (options.roots.any() && options.data_cache != nullptr) {
+    folders.read.push_back(options.data_cache->sets_folder());
+  }
+  return folders;
 }
 
 }  // namespace
@@ -87,7 +88,7 @@ Daemon::Daemon(DaemonOptions options)
                                    SupervisorOptions{.trainer_program = options_.trainer_program,
                                                      .work_dir = options_.work_dir,
                                                      .gemm_cache = options_.gemm_cache,
-                                                     .roots = options_.roots.folders(),
+                                                     .roots = TrainerRoots(options_),
                                                      .first_gpu = FirstGpu(options_.facts),
                                                      .trainers_per_gpu = options_.trainers_per_gpu},
                                    TrainerCallbacks());
@@ -102,11 +103,14 @@ Daemon::Daemon(DaemonOptions options)
       loop_->context, options_.preflight_limit, std::bind_front(CheckPathsBeneath, options_.roots));
   looks_ =
       std::make_unique<PathLooks>(loop_->context, options_.look_limit, LookBeneath(options_.roots));
+  data_ =
+      std::make_unique<LaunchData>(loop_->context, options_.data_cache, options_.data_stall_limit);
 }
 
 Daemon::~Daemon() {
   http_.reset();
   // Before the loop that their handlers hold on to.
+  data_.reset();
   looks_.reset();
   preflight_.reset();
   supervisor_.reset();
@@ -175,87 +179,6 @@ TrainerProcess::Callbacks Daemon::TrainerCallbacks() {
           .exited = [this](const ExitReport& report) { OnExited(report); }};
 }
 
-// -- what this node says
-
-v1::Hello Daemon::MakeHello() const {
-  v1::Hello hello;
-  hello.set_node_id(options_.node_id);
-  hello.set_incarnation(incarnation_);
-  hello.set_protocol(kFleetProtocols.newest);
-  hello.set_oldest_protocol(kFleetProtocols.oldest);
-  hello.set_data_address(options_.data_address);
-  hello.set_host_id(options_.facts.host_id);
-  hello.set_cpu_isa(options_.facts.cpu_isa);
-  hello.set_version(options_.version);
-  hello.set_device_message(options_.facts.device_message);
-  hello.set_work_lock(options_.work_lock);
-  hello.set_draining(stopping_);
-  for (const DeviceFacts& facts : options_.facts.devices) {
-    v1::Device& device = *hello.add_devices();
-    device.set_kind(facts.kind);
-    device.set_model(facts.model);
-    device.set_memory_bytes(facts.memory_bytes);
-    device.set_uuid(facts.uuid);
-  }
-  std::map<RankKey, v1::HeldTrainer> held;
-  for (const TrainerProcess* trainer : supervisor_->trainers()) {
-    const TrainerIdentity& identity = trainer->identity();
-    v1::HeldTrainer& entry = held[{identity.job_uid, identity.epoch, identity.rank}];
-    FillIdentity(identity, entry);
-    entry.set_step(trainer->progress().step);
-    entry.set_state(trainer->progress().state);
-    *entry.mutable_has() = trainer->progress().has;
-  }
-  for (const auto& [key, identity] : launching_) {
-    v1::HeldTrainer& entry = held[key];
-    FillIdentity(identity, entry);
-    entry.set_state("launching");
-    entry.mutable_has()->set_until_step(-1);
-  }
-  for (const v1::TrainerExited& exited : fleet_->UnacknowledgedExits()) {
-    v1::HeldTrainer& entry = held[{exited.job_uid(), exited.epoch(), exited.rank()}];
-    FillIdentity({exited.job_uid(), exited.epoch(), exited.attempt(), exited.rank()}, entry);
-    entry.set_state("ended");
-  }
-  for (const KeptSeal& kept : seals_) {
-    v1::HeldTrainer& entry = held[{kept.identity.job_uid, kept.identity.epoch, kept.identity.rank}];
-    if (entry.state().empty()) {
-      FillIdentity(kept.identity, entry);
-      entry.set_state("exited");
-    }
-    *entry.add_unacknowledged_seals() = kept.seal;
-  }
-  for (auto& [key, entry] : held) {
-    *hello.add_trainers() = std::move(entry);
-  }
-  return hello;
-}
-
-std::vector<v1::TrainerBeat> Daemon::MakeBeat() const {
-  std::vector<v1::TrainerBeat> beats;
-  for (const TrainerProcess* trainer : supervisor_->trainers()) {
-    v1::TrainerBeat& beat = beats.emplace_back();
-    beat.set_job_uid(trainer->identity().job_uid);
-    beat.set_rank(trainer->identity().rank);
-    beat.set_epoch(trainer->identity().epoch);
-    *beat.mutable_progress() = trainer->progress().progress;
-    beat.set_state(trainer->progress().state);
-    *beat.mutable_has() = trainer->progress().has;
-    if (beat.has().until_step() >= 0) {
-      beat.mutable_has()->clear_groups();
-    }
-  }
-  for (const auto& [key, identity] : launching_) {
-    v1::TrainerBeat& beat = beats.emplace_back();
-    beat.set_job_uid(identity.job_uid);
-    beat.set_rank(identity.rank);
-    beat.set_epoch(identity.epoch);
-    beat.set_state("launching");
-    beat.mutable_has()->set_until_step(-1);
-  }
-  return beats;
-}
-
 // -- what the coordinator says
 
 void Daemon::OnRejected(const std::string& reason) {
@@ -284,6 +207,7 @@ void Daemon::OnWelcome(const v1::Welcome& welcome) {
     if (!stopped.ok()) {
       log::Info(stopped.ToString());
     }
+    data_->Stop(held.job_uid(), held.epoch());
     std::erase_if(seals_, [&held](const KeptSeal& kept) {
       return kept.identity.job_uid == held.job_uid() && kept.identity.epoch <= held.epoch();
     });
@@ -325,6 +249,7 @@ void Daemon::OnCommand(const v1::Down& down) {
                                down.stop().epoch(),
                                down.stop().reason(),
                                milliseconds(std::max<int64_t>(0, down.stop().grace_ms())));
+      data_->Stop(down.stop().job_uid(), down.stop().epoch());
       break;
     case v1::Down::kForgetJobUid:
       logs_.Forget(down.forget_job_uid(), Running());
@@ -348,7 +273,7 @@ void Daemon::OnLaunch(int64_t command_id, const v1::Launch& launch) {
   }
   const auto known = plans_.find(launch.plan_digest());
   if (known != plans_.end()) {
-    LaunchChecked(command_id, launch, known->second);
+    LaunchFetched(command_id, launch, known->second);
     return;
   }
   v1::FetchPlanRequest request;
@@ -373,7 +298,7 @@ void Daemon::OnLaunch(int64_t command_id, const v1::Launch& launch) {
       plans_.erase(plans_.begin());
     }
     const std::string& kept = plans_[launch.plan_digest()] = *std::move(plan);
-    LaunchChecked(command_id, launch, kept);
+    LaunchFetched(command_id, launch, kept);
   });
 }
 
@@ -398,15 +323,50 @@ void Daemon::ForgetLaunching(const v1::Launch& launch) {
   }
 }
 
-void Daemon::LaunchChecked(int64_t command_id, const v1::Launch& launch, const std::string& plan) {
+void Daemon::LaunchFetched(int64_t command_id, const v1::Launch& launch, const std::string& plan) {
+  data_->Start(launch, [this, command_id, launch, plan](const LaunchDataResult& got) {
+    if (got.status.ok()) {
+      const PreflightPaths named =
+          launch.trainers().empty() ? PreflightPaths() : PathsOf(launch.trainers(0));
+      LaunchChecked(command_id, got.launch, plan, named);
+      return;
+    }
+    ForgetLaunching(launch);
+    KeepUsedData();
+    log::Warning(absl::StrCat("job ", launch.job_uid(), ": ", got.status.message()));
+    if (!got.reason.empty()) {  // else the coordinator has ended it
+      fleet_->SendResult(command_id, got.status, got.reason);
+    }
+  });
+}
+
+void Daemon::KeepUsedData() {
+  std::set<std::string> jobs;
+  for (const TrainerProcess* trainer : supervisor_->trainers()) {
+    jobs.insert(trainer->identity().job_uid);
+  }
+  for (const auto& [key, identity] : launching_) {
+    jobs.insert(identity.job_uid);
+  }
+  data_->Keep(jobs);
+}
+
+// Held against the roots is what the job names, and opened what this node has of it.
+void Daemon::LaunchChecked(int64_t command_id,
+                           const v1::Launch& launch,
+                           const std::string& plan,
+                           const PreflightPaths& named) {
   if (launch.trainers().empty() || checked_jobs_.contains(launch.job_uid())) {
     LaunchWithPlan(command_id, launch, plan);
     return;
   }
+  PreflightPaths paths = PathsOf(launch.trainers(0));
+  paths.named = named.named;
   preflight_->Start(
-      PathsOf(launch.trainers(0)), [this, command_id, launch, plan](const PreflightResult& found) {
+      std::move(paths), [this, command_id, launch, plan](const PreflightResult& found) {
         if (!found.status.ok()) {
           ForgetLaunching(launch);
+          KeepUsedData();
           log::Warning(absl::StrCat("job ", launch.job_uid(), ": ", found.status.message()));
           fleet_->SendResult(command_id, found.status, found.reason);
           return;
@@ -442,6 +402,7 @@ void Daemon::LaunchWithPlan(int64_t command_id, const v1::Launch& launch, const 
                                 : supervisor_->Launch(order);
   if (!done.ok()) {
     log::Warning(absl::StrCat("refused: ", done.message()));
+    KeepUsedData();
   }
   fleet_->SendResult(command_id, done);
 }
@@ -489,6 +450,7 @@ void Daemon::OnExited(const ExitReport& report) {
   exited.set_tail(report.tail);
   fleet_->SendControl(std::move(up));
   ++exits_[std::string(FindFailureReason(report.reason).name)];
+  KeepUsedData();
   if (stopping_) {
     FinishStop();
   }

@@ -18,8 +18,10 @@
 #include "common/path_roots.h"
 #include "worker/daemon/certificate_renewal.h"
 #include "worker/daemon/daemon_pages.h"
+#include "worker/daemon/data_cache.h"
 #include "worker/daemon/device_probe.h"
 #include "worker/daemon/fleet_client.h"
+#include "worker/daemon/launch_data_proto.h"
 #include "worker/daemon/log_sweeper.h"
 #include "worker/daemon/node_identity.h"
 #include "worker/daemon/notice_file.h"
@@ -51,6 +53,11 @@ struct DaemonOptions {
   std::chrono::milliseconds park_time{30000};
   // For a look at a job's paths before its launch.
   std::chrono::milliseconds preflight_limit{5000};
+  // Of data sets that jobs name by URL, shared with the threads that fetch; null: such jobs are
+  // refused here.
+  std::shared_ptr<DataCache> data_cache = nullptr;
+  // For a store from which no byte comes.
+  std::chrono::milliseconds data_stall_limit{180000};
   // For one path of a job that is not accepted yet.
   std::chrono::milliseconds look_limit{5000};
   // After a drain notice the coordinator has so long to let trainers save and stop.
@@ -102,8 +109,15 @@ class Daemon {
   void OnLaunch(int64_t command_id, const v1::Launch& launch);
   void OnLook(const v1::Look& look);
   void ForgetLaunching(const v1::Launch& launch);
+  // Fetches the data sets that the job names by URL, and goes on with their local paths.
+  void LaunchFetched(int64_t command_id, const v1::Launch& launch, const std::string& plan);
+  // Lets data sets go that no job here uses any more.
+  void KeepUsedData();
   // Looks at the job's paths, once for each job, before its trainers start.
-  void LaunchChecked(int64_t command_id, const v1::Launch& launch, const std::string& plan);
+  void LaunchChecked(int64_t command_id,
+                     const v1::Launch& launch,
+                     const std::string& plan,
+                     const PreflightPaths& named);
   void LaunchWithPlan(int64_t command_id, const v1::Launch& launch, const std::string& plan);
   absl::Status OnTrainerCommand(const v1::TrainerCommand& command);
   // Communicator records of trainers that have not been told to train are told again: a coordinator
@@ -135,9 +149,10 @@ class Daemon {
   std::unique_ptr<Supervisor> supervisor_;
   std::unique_ptr<Preflight> preflight_;
   std::unique_ptr<PathLooks> looks_;
+  std::unique_ptr<LaunchData> data_;
   std::set<std::string> checked_jobs_;              // whose paths are here; at most kMaxCheckedJobs
   std::map<std::string, std::string> plans_;        // by digest; at most kMaxPlans
-  std::map<RankKey, TrainerIdentity> launching_;    // plan fetched, paths looked at
+  std::map<RankKey, TrainerIdentity> launching_;    // plan and data fetched, paths looked at
   std::map<RankKey, std::vector<v1::Up>> records_;  // until told to train
   std::vector<KeptSeal> seals_;
   std::map<std::string, int64_t> exits_;  // of trainers, by reason of common/failure_reason.h

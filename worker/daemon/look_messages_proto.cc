@@ -4,6 +4,8 @@
 
 #include <absl/strings/str_cat.h>
 
+#include "common/store/data_set.h"
+
 namespace ravel::daemon {
 namespace {
 
@@ -16,8 +18,9 @@ absl::StatusOr<NamedPath> ReadPath(const char* name, const v1::NamedPath& path) 
     return absl::InvalidArgumentError(
         absl::StrCat("look.", name, ": expected at most ", kMaxPathBytes, " bytes"));
   }
-  if (!path.path().empty() && path.path()[0] != '/') {
-    return absl::InvalidArgumentError(absl::StrCat("look.", name, ": expected an absolute path"));
+  if (!path.path().empty() && path.path()[0] != '/' && !store::IsDataUrl(path.path())) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("look.", name, ": expected an absolute path or the URL of a data set"));
   }
   return NamedPath{path.field(), path.path()};
 }

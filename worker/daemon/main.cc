@@ -8,6 +8,7 @@
 #include <exception>
 #include <filesystem>
 #include <iostream>
+#include <memory>
 #include <optional>
 #include <string>
 #include <system_error>
@@ -29,6 +30,7 @@
 #include "worker/daemon/confinement.h"
 #include "worker/daemon/daemon.h"
 #include "worker/daemon/enrolment_client.h"
+#include "worker/daemon/folders_main.h"
 #include "worker/daemon/node_identity.h"
 #include "worker/daemon/notice_file.h"
 #include "worker/daemon/shared_gpu.h"
@@ -63,8 +65,7 @@ struct Flags {
   std::string http_certificate;  // with a token file
   std::string http_key;
   bool enable_faults = false;
-  RootFolders roots;  // none: jobs may name any path
-  std::string confine = "auto";
+  FolderFlags folders;
 };
 
 constexpr char kLoopback[] = "127.0.0.1";
@@ -256,26 +257,19 @@ std::string GemmCache(const Flags& flags) {
   return flags.gemm_cache == "off" ? "" : flags.gemm_cache;
 }
 
-absl::Status SetRoots(const Flags& flags, DaemonOptions& options) {
-  ASSIGN_OR_RETURN(options.roots, PathRoots::Create(flags.roots));
-  if (flags.confine == "always" && !options.roots.any()) {
-    return absl::InvalidArgumentError("--confine always: expected --read-root or --write-root");
-  }
-  return CheckRoots(options.roots.folders(), flags.work_dir);
-}
-
 // True if this process is confined now, to the folders of jobs, those of the system and of this
 // daemon. No NVIDIA device has run under confinement yet, so there it has to be asked for.
 absl::StatusOr<bool> ConfineTo(const Flags& flags, const DaemonOptions& options) {
   std::error_code ignored;
-  const bool automatic = flags.confine == "auto";
-  if (flags.confine == "off" || !options.roots.any() ||
+  const bool automatic = flags.folders.confine == "auto";
+  if (flags.folders.confine == "off" || !options.roots.any() ||
       (automatic && std::filesystem::exists("/dev/nvidiactl", ignored))) {
     return false;
   }
   Confinement confinement = ConfinementOf(options.roots.folders());
   confinement.writable.push_back(std::filesystem::absolute(flags.work_dir, ignored));
   confinement.writable.push_back(options.gemm_cache);
+  confinement.writable.push_back(flags.folders.data_cache);
   for (const std::string& file : {options.trainer_program,
                                   SiblingTrainer(),
                                   flags.notice_file,
@@ -344,7 +338,7 @@ int Start(const Flags& flags) {
   absl::Status ready = Annotate(log_limit.status(), "--log-limit");
   options.logs.limit_bytes = log_limit.value_or(0);
   ready = ready.ok() ? SetLeaving(flags, options) : ready;
-  ready = ready.ok() ? SetRoots(flags, options) : ready;
+  ready = ready.ok() ? SetRoots(flags.folders, flags.work_dir, options) : ready;
   ready = ready.ok() ? SetDataNetwork(flags, options) : ready;
   if (ready.ok()) {
     ready = flags.dev_loopback ? SetLoopback(flags, options) : SetJoined(flags, options);
@@ -355,8 +349,9 @@ int Start(const Flags& flags) {
   ready = ready.ok() ? CheckTrainer(options.trainer_program) : ready;
   const absl::StatusOr<std::string> lock =
       ready.ok() ? LockWorkDir(flags.work_dir) : absl::StatusOr<std::string>(ready);
-  if (!lock.ok()) {
-    return Fatal(flags, lock.status());
+  ready = lock.ok() ? SetDataCache(flags.folders, flags.work_dir, options) : lock.status();
+  if (!ready.ok()) {
+    return Fatal(flags, ready);
   }
   options.work_lock = *lock;
   options.park_when_refused = flags.on_fatal == "park";
@@ -399,28 +394,6 @@ void AddHttpFlags(CLI::App& app, Flags& flags) {
                  flags.http_certificate,
                  "PEM file of the certificate that the pages show, with --http-token-file");
   app.add_option("--http-key", flags.http_key, "PEM file of its key");
-}
-
-void AddRoots(CLI::App& app, Flags& flags) {
-  app.add_option("--read-root",
-                 flags.roots.read,
-                 "Folder beneath which jobs may name data, tokenizers, models and checkpoints to "
-                 "start from; may be given several times. With a root of either kind no job opens "
-                 "a path elsewhere; with none, any that this user can open")
-      ->allow_extra_args(false);
-  app.add_option("--write-root",
-                 flags.roots.write,
-                 "The same for stores of checkpoints, traces and offloaded state; reading is "
-                 "allowed, too")
-      ->allow_extra_args(false);
-  app.add_option(
-         "--confine",
-         flags.confine,
-         "Have the kernel (Landlock) hold this daemon and its trainers to these folders and "
-         "those of the system: auto, where there are roots and no NVIDIA device; always, or "
-         "do not start; off")
-      ->check(CLI::IsMember({"auto", "always", "off"}))
-      ->capture_default_str();
 }
 
 struct JoinFlags {
@@ -546,7 +519,7 @@ int ParseAndStart(int argc, char** argv) {
       });
   app.add_option(
       "--trainer", flags.trainer, "Trainer program; default: ravel-trainer beside this one");
-  AddRoots(app, flags);
+  AddFolderFlags(app, flags.folders);
   AddDataNetwork(app, flags);
   AddHttpFlags(app, flags);
   AddLeaving(app, flags);

@@ -66,7 +66,7 @@ PathLooks::~PathLooks() = default;
 PathLooks::LookFunction LookBeneath(const PathRoots& roots) {
   return [roots](const PathQuery& query, LookHooks hooks) {
     hooks.roots = &roots;
-    return LookAtPaths(query, hooks);
+    return store::LookAtJobPaths(query, hooks);
   };
 }
 

@@ -7,8 +7,8 @@
 #include <functional>
 #include <memory>
 
-#include "common/path_look.h"
 #include "common/status.h"
+#include "common/store/data_set_look.h"
 #include "worker/daemon/bounded_threads.h"
 
 namespace ravel::daemon {
@@ -21,7 +21,7 @@ class PathLooks {
   // `each_limit`: for one path that stands still.
   PathLooks(boost::asio::io_context& context,
             std::chrono::milliseconds each_limit,
-            LookFunction look = LookAtPaths);
+            LookFunction look = store::LookAtJobPaths);
   ~PathLooks();
   PathLooks(const PathLooks&) = delete;
   PathLooks& operator=(const PathLooks&) = delete;

@@ -25,6 +25,13 @@ struct TrainerIdentity {
 };
 // "job 3f2a, epoch 2, rank 1"
 std::string IdentityText(const TrainerIdentity& identity);
+// Into a message that names a trainer.
+void FillIdentity(const TrainerIdentity& identity, auto& message) {
+  message.set_job_uid(identity.job_uid);
+  message.set_epoch(identity.epoch);
+  message.set_attempt(identity.attempt);
+  message.set_rank(identity.rank);
+}
 
 struct ExitReport {
   TrainerIdentity identity;

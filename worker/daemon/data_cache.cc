@@ -1,0 +1,399 @@
+// An entry is busy while one thread works on its files; everything else is counters under the
+// mutex. So two jobs that name one data set fetch it once, and nothing that is fetched, checked or
+// used is removed. A set appears in `sets` by one rename after all its bytes are durable: whatever
+// is there is whole, whenever this process is killed.
+
+#include "worker/daemon/data_cache.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <chrono>
+#include <filesystem>
+#include <system_error>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include <absl/strings/str_cat.h>
+#include <fcntl.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <sys/statvfs.h>
+#include <unistd.h>
+
+#include "common/crypto.h"
+#include "common/file_writer.h"
+#include "common/logging.h"
+#include "common/time_text.h"
+
+namespace ravel::daemon {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr char kSets[] = "sets";
+constexpr char kPartial[] = "partial";
+constexpr char kTrash[] = "trash";
+constexpr size_t kHashDigits = 32;
+constexpr std::chrono::milliseconds kBusyLook{100};
+
+std::string StemOf(const std::string& url) {
+  return Hex(Sha256(url)).substr(0, kHashDigits) + "-";
+}
+
+bool IsKey(const std::string& name) {
+  return name.size() == 2 * kHashDigits + 1 && name[kHashDigits] == '-';
+}
+
+// The manifest does not count, as it does not in the manifest.
+int64_t BytesIn(const std::string& folder) {
+  int64_t sum = 0;
+  std::error_code error;
+  fs::directory_iterator files(folder, error);
+  for (; !error && files != fs::directory_iterator(); files.increment(error)) {
+    std::error_code ignored;
+    const auto size = files->file_size(ignored);
+    const bool counts = !ignored && files->path().filename() != store::kDataManifest;
+    sum += counts ? static_cast<int64_t>(size) : 0;
+  }
+  return sum;
+}
+
+// Sizes alone: digests were right when the set got its name.
+bool IsIntact(const std::string& folder, const store::DataManifest& manifest) {
+  return std::all_of(
+      manifest.files.begin(), manifest.files.end(), [&](const store::DataFile& file) {
+        struct stat facts = {};
+        return lstat((folder + "/" + file.name).c_str(), &facts) == 0 && S_ISREG(facts.st_mode) &&
+               facts.st_size == file.bytes;
+      });
+}
+
+absl::Status MakeFolder(const std::string& path) {
+  std::error_code error;
+  fs::create_directories(path, error);
+  return error ? absl::FailedPreconditionError(absl::StrCat(path, ": ", error.message()))
+               : absl::OkStatus();
+}
+
+// So that the order of uses outlives this process.
+void Touch(const std::string& folder) {
+  utimensat(AT_FDCWD, folder.c_str(), nullptr, 0);
+}
+
+}  // namespace
+
+class DataCache::Lease : public DataLease {
+ public:
+  Lease(std::shared_ptr<DataCache> cache, std::string key)
+      : cache_(std::move(cache)), key_(std::move(key)), folder_(cache_->Path(kSets, key_)) {}
+  ~Lease() override { cache_->Release(key_); }
+  const std::string& folder() const override { return folder_; }
+
+ private:
+  const std::shared_ptr<DataCache> cache_;  // may outlive the daemon that made it, in a thread
+  const std::string key_;
+  const std::string folder_;
+};
+
+DataCache::DataCache(DataCacheOptions options, int lock_fd)
+    : options_(std::move(options)), lock_fd_(lock_fd) {}
+
+DataCache::~DataCache() {
+  close(lock_fd_);
+}
+
+std::string DataCache::Path(const char* folder, const std::string& key) const {
+  return absl::StrCat(options_.folder, "/", folder, key.empty() ? "" : "/", key);
+}
+
+absl::StatusOr<std::shared_ptr<DataCache>> DataCache::Open(DataCacheOptions options) {
+  RETURN_IF_ERROR(MakeFolder(options.folder));
+  const std::string lock = options.folder + "/lock";
+  const int fd = open(lock.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0640);
+  if (fd < 0) {
+    return ErrnoStatus(errno, lock);
+  }
+  std::shared_ptr<DataCache> cache(new DataCache(std::move(options), fd));
+  if (flock(fd, LOCK_EX | LOCK_NB) != 0) {
+    return absl::FailedPreconditionError(
+        absl::StrCat(lock, ": another ravel-worker uses this folder"));
+  }
+  RETURN_IF_ERROR(cache->Load());
+  return cache;
+}
+
+absl::Status DataCache::Load() {
+  std::error_code ignored;
+  fs::remove_all(Path(kTrash, ""), ignored);
+  for (const char* folder : {kSets, kPartial, kTrash}) {
+    RETURN_IF_ERROR(MakeFolder(Path(folder, "")));
+  }
+  LoadFolder(kSets, true);
+  LoadFolder(kPartial, false);
+  return absl::OkStatus();
+}
+
+void DataCache::LoadFolder(const std::string& name, bool ready) {
+  std::vector<std::tuple<fs::file_time_type, std::string, int64_t>> found;
+  std::error_code error;
+  fs::directory_iterator folders(Path(name.c_str(), ""), error);
+  for (; !error && folders != fs::directory_iterator(); folders.increment(error)) {
+    const std::string key = folders->path().filename().string();
+    if (IsKey(key)) {
+      std::error_code ignored;
+      found.emplace_back(folders->last_write_time(ignored), key, BytesIn(folders->path()));
+    }
+  }
+  std::sort(found.begin(), found.end());
+  const MutexLock lock(mutex_);
+  for (const auto& [time, key, bytes] : found) {
+    Entry& entry = entries_[key];
+    if (!entry.ready) {  // else the part is a leftover, which goes with the set
+      entry = {.ready = ready, .bytes = bytes, .used = ++turn_};
+    }
+  }
+}
+
+int64_t DataCache::BytesLocked() const {
+  int64_t sum = 0;
+  for (const auto& [key, entry] : entries_) {
+    sum += entry.bytes;
+  }
+  return sum;
+}
+
+int64_t DataCache::bytes() const {
+  const MutexLock lock(mutex_);
+  return BytesLocked();
+}
+
+absl::StatusOr<std::shared_ptr<DataLease>> DataCache::Get(const std::string& url,
+                                                          const FetchHooks& hooks) {
+  const absl::StatusOr<std::unique_ptr<store::ObjectStore>> source = options_.open(url);
+  const absl::StatusOr<store::DataSet> set =
+      source.ok() ? store::ReadDataSet(**source) : source.status();
+  if (set.ok()) {
+    return GetSet(**source, *set, StemOf(url) + set->digest.substr(0, kHashDigits), hooks);
+  }
+  if (!store::IsDataFault(set.status())) {
+    if (std::shared_ptr<DataLease> kept = LeaseOfUrl(url)) {
+      log::Warning(absl::StrCat(
+          url, ": its copy here serves, for the store cannot be asked: ", set.status().message()));
+      return kept;
+    }
+  }
+  return set.status();
+}
+
+absl::StatusOr<std::shared_ptr<DataLease>> DataCache::GetSet(const store::ObjectStore& source,
+                                                             const store::DataSet& set,
+                                                             const std::string& key,
+                                                             const FetchHooks& hooks) {
+  ASSIGN_OR_RETURN(const bool ready, Claim(key, hooks));
+  if (ready) {
+    auto lease = std::make_shared<Lease>(shared_from_this(), key);
+    if (IsIntact(lease->folder(), set.manifest)) {
+      Touch(lease->folder());
+      return lease;
+    }
+    {
+      const MutexLock lock(mutex_);
+      Entry& entry = entries_[key];
+      if (entry.users > 1) {
+        return absl::FailedPreconditionError(
+            absl::StrCat(lease->folder(), ": files are missing or changed while jobs use them"));
+      }
+      entry.ready = false;
+      entry.busy = true;
+    }
+    log::Warning(absl::StrCat(lease->folder(), ": files are missing or changed; fetched again"));
+    RemoveFiles(key);
+  }
+  const absl::Status fetched = Fetch(source, set, key, hooks);
+  if (absl::IsResourceExhausted(fetched)) {
+    RemoveFiles(key);  // others need the room
+  }
+  const int64_t left = fetched.ok() ? set.manifest.total_bytes() : BytesIn(Path(kPartial, key));
+  {
+    const MutexLock lock(mutex_);
+    Entry& entry = entries_[key];
+    entry.busy = false;
+    entry.ready = fetched.ok();
+    entry.bytes = left;
+    entry.used = ++turn_;
+    entry.users += fetched.ok() ? 1 : 0;
+    changed_.NotifyAll();
+  }
+  if (!fetched.ok()) {
+    return fetched;
+  }
+  return std::make_shared<Lease>(shared_from_this(), key);
+}
+
+std::shared_ptr<DataLease> DataCache::LeaseOfUrl(const std::string& url) {
+  const std::string stem = StemOf(url);
+  std::string key;
+  {
+    const MutexLock lock(mutex_);
+    for (auto at = entries_.lower_bound(stem); at != entries_.end() && at->first.starts_with(stem);
+         ++at) {
+      const Entry& entry = at->second;
+      if (entry.ready && !entry.busy && (key.empty() || entry.used > entries_.at(key).used)) {
+        key = at->first;
+      }
+    }
+    if (key.empty()) {
+      return nullptr;
+    }
+    ++entries_[key].users;
+    entries_[key].used = ++turn_;
+  }
+  auto lease = std::make_shared<Lease>(shared_from_this(), key);
+  const absl::StatusOr<std::string> text = ReadWholeFile(
+      absl::StrCat(lease->folder(), "/", store::kDataManifest), store::kMaxDataManifestBytes);
+  const absl::StatusOr<store::DataManifest> manifest =
+      text.ok() ? store::ParseDataManifest(*text) : text.status();
+  return manifest.ok() && IsIntact(lease->folder(), *manifest) ? lease : nullptr;
+}
+
+absl::StatusOr<bool> DataCache::Claim(const std::string& key, const FetchHooks& hooks) {
+  int64_t told = 0;
+  for (;;) {
+    if (hooks.abandoned && hooks.abandoned()) {
+      return absl::CancelledError("the data set is not wanted any more");
+    }
+    int64_t moved = 0;
+    {
+      const MutexLock lock(mutex_);
+      Entry& entry = entries_[key];
+      if (!entry.busy) {
+        entry.used = ++turn_;
+        entry.users += entry.ready ? 1 : 0;
+        entry.busy = !entry.ready;
+        entry.moved = 0;
+        return entry.ready;
+      }
+      moved = entry.moved;
+      changed_.WaitFor(mutex_, kBusyLook);
+    }
+    if (moved > told && hooks.moved) {
+      hooks.moved(moved - told);
+    }
+    told = moved;
+  }
+}
+
+std::string DataCache::TakeVictim(const std::string& but_not) {
+  auto victim = entries_.end();
+  for (auto at = entries_.begin(); at != entries_.end(); ++at) {
+    const Entry& entry = at->second;
+    if (!entry.busy && entry.users == 0 && at->first != but_not &&
+        (victim == entries_.end() || entry.used < victim->second.used)) {
+      victim = at;
+    }
+  }
+  if (victim == entries_.end()) {
+    return "";
+  }
+  victim->second.busy = true;
+  return victim->first;
+}
+
+absl::Status DataCache::MakeRoom(const std::string& key, int64_t bytes) {
+  for (;;) {
+    struct statvfs facts = {};
+    if (statvfs(options_.folder.c_str(), &facts) != 0) {
+      return absl::FailedPreconditionError(ErrnoStatus(errno, options_.folder).message());
+    }
+    const auto block = static_cast<int64_t>(facts.f_frsize);
+    const int64_t kept =
+        std::min(options_.keep_free_bytes, static_cast<int64_t>(facts.f_blocks) * block / 20);
+    const int64_t free = static_cast<int64_t>(facts.f_bavail) * block - kept;
+    const int64_t missing = bytes - BytesIn(Path(kPartial, key));
+    std::string victim;
+    {
+      const MutexLock lock(mutex_);
+      entries_[key].bytes = 0;
+      const int64_t others = BytesLocked();
+      if (others + bytes <= options_.limit_bytes && missing <= free) {
+        entries_[key].bytes = bytes;
+        return absl::OkStatus();
+      }
+      victim = TakeVictim(key);
+      if (victim.empty()) {
+        return absl::ResourceExhaustedError(
+            absl::StrCat("no room in ",
+                         options_.folder,
+                         ": the data set has ",
+                         FormatBytes(bytes),
+                         "; --data-cache-bytes ",
+                         FormatBytes(options_.limit_bytes),
+                         ", in use ",
+                         FormatBytes(others),
+                         ", free on the disk beyond what stays free ",
+                         FormatBytes(std::max<int64_t>(free, 0))));
+      }
+    }
+    log::Info(absl::StrCat("data cache: ", victim, " is removed to make room"));
+    RemoveFiles(victim);
+    Forget(victim);
+  }
+}
+
+absl::Status DataCache::Fetch(const store::ObjectStore& source,
+                              const store::DataSet& set,
+                              const std::string& key,
+                              const FetchHooks& hooks) {
+  RETURN_IF_ERROR(MakeRoom(key, set.manifest.total_bytes()));
+  const std::string partial = Path(kPartial, key);
+  RETURN_IF_ERROR(MakeFolder(partial));
+  const FetchHooks counted = {.moved =
+                                  [&](int64_t bytes) {
+                                    {
+                                      const MutexLock lock(mutex_);
+                                      entries_[key].moved += bytes;
+                                    }
+                                    if (hooks.moved) {
+                                      hooks.moved(bytes);
+                                    }
+                                  },
+                              .abandoned = hooks.abandoned};
+  RETURN_IF_ERROR(FetchDataSet(source, set.manifest, partial, counted));
+  const absl::Status kept =
+      WriteFileAtomically(absl::StrCat(partial, "/", store::kDataManifest), set.text);
+  if (!kept.ok()) {
+    return absl::IsResourceExhausted(kept) ? kept : absl::FailedPreconditionError(kept.message());
+  }
+  const std::string whole = Path(kSets, key);
+  if (rename(partial.c_str(), whole.c_str()) != 0) {
+    return absl::FailedPreconditionError(ErrnoStatus(errno, whole).message());
+  }
+  return SyncFolder(Path(kSets, ""));
+}
+
+// Renamed first: what is removed half is in neither folder that counts.
+void DataCache::RemoveFiles(const std::string& key) {
+  for (const char* folder : {kSets, kPartial}) {
+    const std::string trash = Path(kTrash, absl::StrCat(key, ".", RandomHex(4)));
+    if (rename(Path(folder, key).c_str(), trash.c_str()) == 0) {
+      std::error_code ignored;
+      fs::remove_all(trash, ignored);
+    }
+  }
+}
+
+void DataCache::Forget(const std::string& key) {
+  const MutexLock lock(mutex_);
+  entries_.erase(key);
+  changed_.NotifyAll();
+}
+
+void DataCache::Release(const std::string& key) {
+  const MutexLock lock(mutex_);
+  Entry& entry = entries_[key];
+  --entry.users;
+  entry.used = ++turn_;
+}
+
+}  // namespace ravel::daemon

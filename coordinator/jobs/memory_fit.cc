@@ -53,6 +53,17 @@ std::string DeviceObjection(int64_t size, const RankMemory& memory, int64_t usab
                             " to use");
 }
 
+// Why no host that is here has the devices of a tensor group.
+std::string GroupObjection(const plan::JobSpec& spec, const DeviceInventory& inventory) {
+  const int64_t most = spec.cpu_devices ? inventory.cpus_of_host : inventory.gpus_of_host;
+  return spec.tensor == 1 || spec.tensor_across_nodes || spec.tensor <= most
+             ? ""
+             : absl::StrCat("spec.parallelism.tensor: no host that is here has ",
+                            spec.tensor,
+                            spec.cpu_devices ? " cpu" : " gpu",
+                            " devices, which share a layer: the job waits for one");
+}
+
 }  // namespace
 
 int64_t UsableBytes(int64_t memory_bytes) {
@@ -119,14 +130,8 @@ MemoryFit CheckMemory(Planner& planner,
                                         kind,
                                         " is here, so it is not known whether the job fits"));
   }
-  const int64_t together = spec.tensor_across_nodes ? 1 : spec.tensor;
-  if (memory > 0 &&
-      together > (spec.cpu_devices ? inventory.cpus_of_host : inventory.gpus_of_host)) {
-    fit.warnings.push_back(absl::StrCat("spec.parallelism.tensor: no host that is here has ",
-                                        together,
-                                        " ",
-                                        kind,
-                                        " devices, which share a layer: the job waits for one"));
+  if (const std::string groups = GroupObjection(spec, inventory); memory > 0 && !groups.empty()) {
+    fit.warnings.push_back(groups);
   }
   if (fitting == 0 && !host.empty()) {
     fit.status = absl::FailedPreconditionError(absl::StrCat(kFractionField, ": ", host));

@@ -175,7 +175,7 @@ absl::StatusOr<std::string> DataFolderUrl(std::string_view url) {
     return absl::InvalidArgumentError(
         absl::StrCat("expected a URL of at most ", kMaxUrlBytes, " bytes"));
   }
-  const absl::Status known = CheckStoreUrl(url);
+  absl::Status known = CheckStoreUrl(url);
   if (absl::IsInvalidArgument(known)) {
     return known;
   }

@@ -220,5 +220,23 @@ TEST_F(DataSetsTest, ANodeThatComesLaterFetchesByItself) {
   EXPECT_EQ(Cached("w2", "sets"), 1);
 }
 
+// What a node has fetched is beneath no root of its jobs: trainers read it, jobs cannot name it.
+TEST_F(DataSetsTest, NodesWithRootsReadWhatTheyHaveFetchedAlone) {
+  PushAndForget();
+  fs::create_directories(Local("steps"));
+  cluster_->SetWorkerFlags({"--write-root", Local("steps")});
+  ASSERT_EQ(cluster_->StartWorker("w0"), absl::OkStatus());
+  ASSERT_EQ(cluster_->WaitForReadyNodes(1), absl::OkStatus());
+  ASSERT_EQ(Train(Job("far", store_->Url("sets/web/web"), 1)).size(), 12u);
+  ASSERT_EQ(Cached("w0", "sets"), 1);
+  const std::string fetched =
+      fs::directory_iterator(Local("w0") + "/data/sets")->path().string() + "/web";
+  ASSERT_TRUE(fs::exists(fetched + ".bin"));
+  const RunResult named = Submit(Job("named", fetched, 1));
+  EXPECT_NE(named.exit_code, 0);
+  EXPECT_THAT(named.err, HasSubstr("spec.data.train[0].path"));
+  EXPECT_THAT(named.err, HasSubstr("outside of the folders"));
+}
+
 }  // namespace
 }  // namespace ravel::testing

@@ -115,7 +115,8 @@ void AddOfEnvironment(Confinement& confinement) {
 
 absl::Status CheckApart(const char* flag,
                         const std::vector<std::string>& folders,
-                        const std::string& work_dir) {
+                        const std::string& work_dir,
+                        const char* work_flag) {
   std::error_code error;
   const std::string work = std::filesystem::weakly_canonical(work_dir, error);
   for (const std::string& folder : folders) {
@@ -125,7 +126,7 @@ absl::Status CheckApart(const char* flag,
     }
     if (IsBeneath(root, work) || IsBeneath(work, root)) {
       return absl::FailedPreconditionError(
-          absl::StrCat(flag, folder, ": expected a folder apart from --work-dir ", work_dir));
+          absl::StrCat(flag, folder, ": expected a folder apart from ", work_flag, " ", work_dir));
     }
   }
   return absl::OkStatus();
@@ -133,9 +134,9 @@ absl::Status CheckApart(const char* flag,
 
 }  // namespace
 
-absl::Status CheckRoots(const RootFolders& roots, const std::string& work_dir) {
-  RETURN_IF_ERROR(CheckApart("--read-root ", roots.read, work_dir));
-  return CheckApart("--write-root ", roots.write, work_dir);
+absl::Status CheckRoots(const RootFolders& roots, const std::string& work_dir, const char* flag) {
+  RETURN_IF_ERROR(CheckApart("--read-root ", roots.read, work_dir, flag));
+  return CheckApart("--write-root ", roots.write, work_dir, flag);
 }
 
 Confinement ConfinementOf(const RootFolders& roots) {

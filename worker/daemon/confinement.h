@@ -14,7 +14,9 @@ namespace ravel::daemon {
 
 // FailedPrecondition for a root that is no folder, and for one that holds the work folder or lies
 // in it: the node's key is there, which no job may name.
-absl::Status CheckRoots(const RootFolders& roots, const std::string& work_dir);
+absl::Status CheckRoots(const RootFolders& roots,
+                        const std::string& work_dir,
+                        const char* flag = "--work-dir");
 
 struct Confinement {
   std::vector<std::string> readable = {};  // files and folders, with all beneath

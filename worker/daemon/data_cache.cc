@@ -88,6 +88,8 @@ class DataCache::Lease : public DataLease {
   Lease(std::shared_ptr<DataCache> cache, std::string key)
       : cache_(std::move(cache)), key_(std::move(key)), folder_(cache_->Path(kSets, key_)) {}
   ~Lease() override { cache_->Release(key_); }
+  Lease(const Lease&) = delete;
+  Lease& operator=(const Lease&) = delete;
   const std::string& folder() const override { return folder_; }
 
  private:
@@ -210,7 +212,7 @@ absl::StatusOr<std::shared_ptr<DataLease>> DataCache::GetSet(const store::Object
     log::Warning(absl::StrCat(lease->folder(), ": files are missing or changed; fetched again"));
     RemoveFiles(key);
   }
-  const absl::Status fetched = Fetch(source, set, key, hooks);
+  absl::Status fetched = Fetch(source, set, key, hooks);
   if (absl::IsResourceExhausted(fetched)) {
     RemoveFiles(key);  // others need the room
   }

@@ -39,6 +39,8 @@ class DataCache : public std::enable_shared_from_this<DataCache> {
   // when another process has the folder.
   static absl::StatusOr<std::shared_ptr<DataCache>> Open(DataCacheOptions options);
   ~DataCache();
+  DataCache(const DataCache&) = delete;
+  DataCache& operator=(const DataCache&) = delete;
 
   // The data set at a URL, fetched if it is not here; waits for another thread that fetches it,
   // and tells that one's bytes.

@@ -10,6 +10,7 @@
 
 #include "common/store/open_store.h"
 #include "common/time_text.h"
+#include "worker/daemon/confinement.h"
 #include "worker/daemon/data_cache.h"
 
 namespace ravel::daemon {
@@ -83,7 +84,7 @@ absl::Status SetDataCache(const FolderFlags& flags,
                        }});
   RETURN_IF_ERROR(Annotate(cache.status(), "--data-cache"));
   options.data_cache = *std::move(cache);
-  return absl::OkStatus();
+  return CheckRoots(options.roots.folders(), folder, "--data-cache");
 }
 
 }  // namespace ravel::daemon

@@ -52,6 +52,8 @@ class LaunchData {
              std::chrono::milliseconds limit);
   // Tells the threads to end, and waits a little for them.
   ~LaunchData();
+  LaunchData(const LaunchData&) = delete;
+  LaunchData& operator=(const LaunchData&) = delete;
 
   // Calls `done` once, inside this call when the job names no URL. The data sets stay in the cache
   // until Keep. The same launch again shares the fetch; one of a newer epoch ends the older one.

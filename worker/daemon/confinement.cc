@@ -21,6 +21,8 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include "common/logging.h"
+
 namespace ravel::daemon {
 namespace {
 
@@ -197,6 +199,38 @@ absl::Status Confine(const Confinement& confinement) {
   }
   close(ruleset);
   return status;
+}
+
+absl::StatusOr<bool> ConfineDaemon(const DaemonConfinement& wish) {
+  std::error_code ignored;
+  const bool automatic = wish.mode == "auto";
+  if (wish.mode == "off" || !wish.roots.any() ||
+      (automatic && std::filesystem::exists("/dev/nvidiactl", ignored))) {
+    return false;
+  }
+  Confinement confinement = ConfinementOf(wish.roots);
+  for (const std::string& folder : wish.folders) {
+    if (!folder.empty()) {
+      confinement.writable.push_back(std::filesystem::absolute(folder, ignored));
+    }
+  }
+  for (const std::string& file : wish.read_files) {
+    AddFolderOf(file, confinement.readable);
+  }
+  for (const std::string& file : wish.written_files) {
+    AddFolderOf(file, confinement.writable);
+  }
+  const absl::Status confined = Confine(confinement);
+  if (confined.ok()) {
+    log::Info("this daemon and its trainers are confined to their folders (Landlock)");
+    return true;
+  }
+  if (!automatic || !absl::IsUnimplemented(confined)) {
+    return Annotate(confined, "--confine");
+  }
+  log::Warning(
+      absl::StrCat("not confined, paths are checked before they are opened: ", confined.message()));
+  return false;
 }
 
 }  // namespace ravel::daemon

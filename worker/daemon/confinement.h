@@ -32,6 +32,18 @@ Confinement ConfinementOf(const RootFolders& roots);
 // alone if it lies in `/`. Nothing for no name.
 void AddFolderOf(const std::string& file, std::vector<std::string>& paths);
 
+// What a daemon asks for.
+struct DaemonConfinement {
+  std::string mode;                             // of --confine: auto, always, off
+  RootFolders roots;                            // none: not confined
+  std::vector<std::string> folders = {};        // its own; empty names are passed over
+  std::vector<std::string> read_files = {};     // with the folders that they lie in
+  std::vector<std::string> written_files = {};  // the same
+};
+// True if this process is confined now. No NVIDIA device has run so yet: there `auto` does not, nor
+// where the kernel cannot.
+absl::StatusOr<bool> ConfineDaemon(const DaemonConfinement& wish);
+
 // From the calling thread, which must be the only one. Paths that are not there are passed over.
 // Unimplemented where the kernel has no Landlock or a filter of system calls forbids it. Processes
 // that were confined by one call share memory through /proc with each other, with no others.

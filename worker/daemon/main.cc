@@ -257,39 +257,17 @@ std::string GemmCache(const Flags& flags) {
   return flags.gemm_cache == "off" ? "" : flags.gemm_cache;
 }
 
-// True if this process is confined now, to the folders of jobs, those of the system and of this
-// daemon. No NVIDIA device has run under confinement yet, so there it has to be asked for.
-absl::StatusOr<bool> ConfineTo(const Flags& flags, const DaemonOptions& options) {
-  std::error_code ignored;
-  const bool automatic = flags.folders.confine == "auto";
-  if (flags.folders.confine == "off" || !options.roots.any() ||
-      (automatic && std::filesystem::exists("/dev/nvidiactl", ignored))) {
-    return false;
-  }
-  Confinement confinement = ConfinementOf(options.roots.folders());
-  confinement.writable.push_back(std::filesystem::absolute(flags.work_dir, ignored));
-  confinement.writable.push_back(options.gemm_cache);
-  confinement.writable.push_back(flags.folders.data_cache);
-  for (const std::string& file : {options.trainer_program,
-                                  SiblingTrainer(),
-                                  flags.notice_file,
-                                  flags.http_token_file,
-                                  flags.http_certificate,
-                                  flags.http_key}) {
-    AddFolderOf(file, confinement.readable);
-  }
-  AddFolderOf(flags.http_port_file, confinement.writable);
-  const absl::Status confined = Confine(confinement);
-  if (confined.ok()) {
-    log::Info("this daemon and its trainers are confined to their folders (Landlock)");
-    return true;
-  }
-  if (!automatic || !absl::IsUnimplemented(confined)) {
-    return Annotate(confined, "--confine");
-  }
-  log::Warning(
-      absl::StrCat("not confined, paths are checked before they are opened: ", confined.message()));
-  return false;
+DaemonConfinement ConfinementWish(const Flags& flags, const DaemonOptions& options) {
+  return {.mode = flags.folders.confine,
+          .roots = options.roots.folders(),
+          .folders = {flags.work_dir, options.gemm_cache, flags.folders.data_cache},
+          .read_files = {options.trainer_program,
+                         SiblingTrainer(),
+                         flags.notice_file,
+                         flags.http_token_file,
+                         flags.http_certificate,
+                         flags.http_key},
+          .written_files = {flags.http_port_file}};
 }
 
 // The rest of Start, once what was asked for is possible.
@@ -367,7 +345,7 @@ int Start(const Flags& flags) {
   if (!options.roots.any()) {
     log::Warning("no --read-root and no --write-root: jobs may name every path of this user");
   }
-  const absl::StatusOr<bool> confined = ConfineTo(flags, options);
+  const absl::StatusOr<bool> confined = ConfineDaemon(ConfinementWish(flags, options));
   if (!confined.ok()) {
     return Fatal(flags, confined.status());
   }

@@ -106,6 +106,11 @@ TEST(ConfinementPathsTest, AFileInTheRootFolderOpensNoOther) {
   EXPECT_EQ(paths, std::vector<std::string>({"/etc/ravel", "/token"}));
 }
 
+TEST(ConfinementPathsTest, ADaemonWithoutRootsOrWithOffIsNot) {
+  EXPECT_FALSE(*ConfineDaemon({.mode = "always", .roots = {}}));
+  EXPECT_FALSE(*ConfineDaemon({.mode = "off", .roots = {.read = {"/usr"}}}));
+}
+
 TEST_F(ConfinementTest, WhatProgramsNeedIsThere) {
   Expect({{"/etc/passwd", O_RDONLY, 0},
           {"/etc/new", O_WRONLY | O_CREAT, EACCES},

@@ -240,7 +240,8 @@ void JobRules::CheckTensor() {
   }
   spec().tensor = parallelism.tensor();
   spec().sequence_parallel = parallelism.sequence_parallel();
-  spec().tensor_chunks = parallelism.tensor_chunks();
+  const int64_t chunks = parallelism.tensor_chunks();
+  spec().tensor_chunks = chunks < 1 || chunks > plan::kMostTensorChunks ? 1 : chunks;  // is named
   spec().tensor_across_nodes = parallelism.tensor_across_nodes();
   if (const absl::Status axis = plan::CheckDegrees(plan::TensorCutOf(spec())); !axis.ok()) {
     FailAs(axis);

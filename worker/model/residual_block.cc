@@ -81,24 +81,24 @@ void ResidualBlock::Forward(Stream& stream, const UnitMemory& memory) const {
 }
 
 // Where ranks have their own tokens alone, a chunk has a share of those of each of them, in order.
-std::vector<ResidualBlock::TokenRun> ResidualBlock::RunsOf(int64_t tokens, int chunk) const {
+std::vector<Projection::PartArgs> ResidualBlock::RunsOf(const UnitMemory& memory,
+                                                        const TensorView& from) const {
   const bool apart = cut_.sequence && cut_.chunks > 1;
   const int64_t owners = apart ? cut_.degree : 1;
-  const int64_t count = DivExact(tokens, owners * cut_.chunks);
-  std::vector<TokenRun> runs;
+  const int64_t owned = DivExact(from.size[0], owners);
+  const int64_t count = DivExact(owned, cut_.chunks);
+  std::vector<Projection::PartArgs> runs;
   for (int64_t owner = 0; owner < owners; ++owner) {
-    runs.push_back({.first = owner * DivExact(tokens, owners) + chunk * count, .count = count});
+    runs.push_back({.memory = memory,
+                    .from = RowsOf(from, owner * owned + memory.chunk * count, count),
+                    .first = owner * count});
   }
   return runs;
 }
 
 void ResidualBlock::Output(Stream& stream, const UnitMemory& memory) const {
-  const TensorView from = InnerResult(memory);
-  int64_t first = 0;
-  for (const TokenRun& run : RunsOf(from.size[0], memory.chunk)) {
-    output_.ForwardParts(
-        stream, {.memory = memory, .from = RowsOf(from, run.first, run.count), .first = first});
-    first += run.count;
+  for (const Projection::PartArgs& run : RunsOf(memory, InnerResult(memory))) {
+    output_.ForwardParts(stream, run);
   }
 }
 
@@ -149,12 +149,8 @@ void ResidualBlock::Backward(Stream& stream,
 }
 
 void ResidualBlock::InputProduct(Stream& stream, const UnitMemory& memory) const {
-  const TensorView from = InnerGradient(memory);
-  int64_t first = 0;
-  for (const TokenRun& run : RunsOf(from.size[0], memory.chunk)) {
-    input_.InputGradientParts(
-        stream, {.memory = memory, .from = RowsOf(from, run.first, run.count), .first = first});
-    first += run.count;
+  for (const Projection::PartArgs& run : RunsOf(memory, InnerGradient(memory))) {
+    input_.InputGradientParts(stream, run);
   }
 }
 

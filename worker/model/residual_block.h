@@ -80,12 +80,8 @@ class ResidualBlock {
   void Sum(kernels::Stream& stream, const UnitMemory& memory, const TensorView& x) const;
 
   bool over_ranks() const { return cut_.degree > 1; }
-  // Runs of tokens whose addends lie one after another in that of the chunk.
-  struct TokenRun {
-    int64_t first = 0;
-    int64_t count = 0;
-  };
-  std::vector<TokenRun> RunsOf(int64_t tokens, int chunk) const;
+  // Runs of the chunk's tokens, whose addends lie one after another in that of the chunk.
+  std::vector<Projection::PartArgs> RunsOf(const UnitMemory& memory, const TensorView& from) const;
   // The norm's result and `dhidden` of all tokens.
   TensorView Normed(const UnitMemory& memory) const;
   TensorView OutputGradient(const UnitMemory& memory) const;

@@ -7,6 +7,7 @@
 #include <limits>
 #include <utility>
 
+#include "common/check.h"
 #include "common/plan/program/program_buffers.h"
 #include "common/plan/program/program_offload.h"
 
@@ -86,10 +87,15 @@ std::vector<Operand> OperandList::OfStepBeside(const UnitUse& use, const Segment
     }
   };
   for (size_t i = 0; step.beside->weights && i < use.needs.size(); ++i) {
+    CHECK_MSG(step.move != SegmentMove::kNone || !Quantized(use.needs[i]),
+              "scales and amaxes are operands of whole passes");
     Add(Find(BufferKind::kGathered, use.needs[i]), Access::kRead, Role::kWeights, when);
   }
   add(ActivationList::kSaved, Find(BufferKind::kSaved, use.unit, use.call), Role::kSaved);
-  add(ActivationList::kRemade, Find(BufferKind::kRemade, use.unit), Role::kRemade);
+  // A forward has there what its segments name as areas of the workspace.
+  add(at_.op == OpCode::kForward ? ActivationList::kWorkspace : ActivationList::kRemade,
+      Find(BufferKind::kRemade, use.unit),
+      Role::kRemade);
   add(ActivationList::kWorkspace, Find(BufferKind::kWorkspace, use.unit), Role::kScratch);
   if (step.beside->gradients) {
     AddGradients(use, std::numeric_limits<size_t>::max());

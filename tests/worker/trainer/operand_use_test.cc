@@ -81,7 +81,7 @@ class OperandWatch final : public shard::InstructionObserver {
     if (when == When::kAlways) {
       return true;
     }
-    const bool lane = plan_.lanes.LaneOf(turn.slot.turn, rank_) >= 0;
+    const bool lane = plan::LaneOf(plan_, turn.slot.turn, rank_) >= 0;
     return lane &&
            (when == When::kLane || turn.used.empty() || turn.used[static_cast<size_t>(at.unit)]);
   }
@@ -214,6 +214,22 @@ TEST(OperandUseOfParts, NothingElseIsReadOrWritten) {
     const absl::StatusOr<Recording> watched = RecordWatched(args);
     ASSERT_TRUE(watched.ok()) << watched.status();
     EXPECT_EQ(FirstDifference(Record(args), *watched), "");
+  }
+}
+
+// Steps of ranks that share each layer: sums beside products touch what they name alone.
+TEST(OperandUseOnTensor, NothingElseIsReadOrWritten) {
+  for (const char* model : {"recipes_gpt2", "bundled_rope_scaling"}) {
+    for (const bool sequence : {false, true}) {
+      const StrategyCase tested = {.recompute = plan::RecomputePolicy::kBlock,
+                                   .tensor = 2,
+                                   .sequence = sequence,
+                                   .chunks = 2};
+      const RecordArgs args = OneStep(tested, model, sequence);
+      const absl::StatusOr<Recording> watched = RecordWatched(args);
+      ASSERT_TRUE(watched.ok()) << tested.name() << ": " << watched.status();
+      EXPECT_EQ(FirstDifference(Record(args), *watched), "") << model << " " << tested.name();
+    }
   }
 }
 

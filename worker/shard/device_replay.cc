@@ -89,7 +89,7 @@ absl::Status DeviceReplay::PrepareProgram(const BoundProgram& program,
       continue;
     }
     orders[i].range = RangeOf(instruction);
-    if (instruction.op == OpCode::kBackward) {
+    if (instruction.op == OpCode::kBackward && instruction.stream == plan::StreamId::kCompute) {
       modules[instruction.unit]->Prepare(args_.streams.of(instruction.stream), list[i].memory);
     }
     for (const plan::InstructionId wait : instruction.waits) {

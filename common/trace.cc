@@ -32,7 +32,8 @@ std::string View(std::string_view text) {
 
 // Rows of a rank, in the order in which people read them.
 int64_t ThreadOf(std::string_view stream) {
-  constexpr std::string_view kStreams[] = {"host", "compute", "gather", "reduce", "outer"};
+  constexpr std::string_view kStreams[] = {
+      "host", "compute", "gather", "reduce", "outer", "tensor", "download", "upload"};
   const auto* found = std::find(std::begin(kStreams), std::end(kStreams), stream);
   return found - std::begin(kStreams);
 }
@@ -199,20 +200,12 @@ std::string LateInstruction(const std::vector<ReadEvent>& events, const ReadEven
 }
 
 char LetterOf(const std::string& op) {
-  static const std::map<std::string, char> kLetters = {{"Gather", 'G'},
-                                                       {"OuterGather", 'g'},
-                                                       {"Forward", 'F'},
-                                                       {"Recompute", 'r'},
-                                                       {"Backward", 'B'},
-                                                       {"ReduceScatter", 'R'},
-                                                       {"AccumulateGrad", 'A'},
-                                                       {"OuterReduce", 'R'},
-                                                       {"GatherGradient", 'G'},
-                                                       {"JoinGradients", 'A'},
-                                                       {"StatsReduce", 'S'},
-                                                       {"OptimizerStep", 'O'}};
-  const auto found = kLetters.find(op);
-  return found == kLetters.end() ? ' ' : found->second;
+  static constexpr std::string_view kLetters =
+      "|Gather:G|OuterGather:g|GatherGradient:G|Forward:F|Recompute:r|Backward:B|ReduceScatter:R"
+      "|OuterReduce:R|AccumulateGrad:A|JoinGradients:A|TensorReduce:T|TensorGather:t|StatsReduce:S"
+      "|OptimizerStep:O|";
+  const size_t at = kLetters.find("|" + op + ":");
+  return at == std::string_view::npos ? ' ' : kLetters[at + op.size() + 2];
 }
 
 // The longest operation of each column wins.
@@ -518,7 +511,7 @@ absl::StatusOr<std::string> TextGantt(const json::Value& document, int64_t step,
         &text, row.first, std::string(label + 1 - row.first.size(), ' '), row.second.text(), "\n");
   }
   return text +
-         "G gather  F forward  r recompute  B backward  A add  R reduce  S statistics  "
+         "G gather  F forward  r recompute  B backward  A add  R reduce  T tensor  S statistics  "
          "O optimizer  . idle\n";
 }
 

@@ -75,7 +75,7 @@ std::string GanttOf(const plan::ShardingPlan& plan, const plan::DeviceKind& devi
     event.step = 1;
     event.turn = slot.turn;
     event.phase = plan::PhaseName(slot.phase);
-    event.op = plan::OpName(plan::LabelOf(plan.moves, instruction));
+    event.op = plan::OpName(plan::WorkLabelOf(plan.moves, instruction));
     event.stream = plan::StreamName(instruction.stream);
     if (at.end_ns > at.begin_ns) {
       events.push_back(event);

@@ -88,9 +88,13 @@ class Durations {
     double flops = 0;
     for (const SegmentSpec& segment : SegmentsOfStep(plan_.inventory, at)) {
       int64_t elements = 0;
-      for (const std::vector<TensorId>* tensors : {&segment.weights, &segment.gradients}) {
-        for (const TensorId tensor : *tensors) {
-          elements += ElementCount(plan_.inventory.tensors[tensor].shape);
+      const auto add = [&](TensorId tensor) {
+        elements += ElementCount(plan_.inventory.tensors[tensor].shape);
+      };
+      std::for_each(segment.weights.begin(), segment.weights.end(), add);
+      for (const TensorId tensor : segment.gradients) {
+        if (plan_.inventory.tensors[tensor].trainable) {
+          add(tensor);
         }
       }
       const bool multiplies = segment.kind != SegmentKind::kTable &&

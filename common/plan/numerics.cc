@@ -74,6 +74,10 @@ std::string NumericsOf(const JobSpec& spec) {
       {"stateDtype", StateTypesText(spec.optimizer.state_types)},
       {"tensorParts", absl::StrCat(TensorCutOf(spec).parts)},
       {"virtualRanks", absl::StrCat(spec.virtual_ranks)}};
+  // Gemms of a device may choose by the number of rows.
+  if (!spec.cpu_devices && spec.tensor_chunks > 1) {
+    entries.emplace("tensorChunks", absl::StrCat(spec.tensor_chunks));
+  }
   if (spec.compute == ComputeType::kF16) {
     entries.emplace("lossScale", LossScaleWord(spec.loss_scale));
   }
@@ -95,11 +99,14 @@ std::string NumericsOf(const JobSpec& spec) {
 
 std::string NumericsChange(std::string_view saved, std::string_view now) {
   Entries before = ParseEntries(saved);
-  if (!before.empty()) {
+  Entries after = ParseEntries(now);
+  if (!before.empty() && !after.empty()) {
     before.emplace("tensorParts", "1");  // before there was a choice
+    before.emplace("tensorChunks", "1");
+    after.emplace("tensorChunks", "1");
   }
   std::vector<std::string> changes;
-  for (const auto& [name, value] : ParseEntries(now)) {
+  for (const auto& [name, value] : after) {
     const auto found = before.find(name);
     if (found != before.end() && found->second != value) {
       changes.push_back(absl::StrCat(name, " was ", found->second, " and is ", value));

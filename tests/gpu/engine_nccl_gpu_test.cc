@@ -111,8 +111,9 @@ std::vector<NcclCase> NcclCases() {
     cases.push_back({.strategy = {.strategy = "ZeRO3", .width = 2, .tensor = 2, .sequence = true},
                      .graphs = graphs,
                      .parts = true});
-    cases.push_back(
-        {.strategy = {.strategy = "ZeRO1", .tensor = 4}, .graphs = graphs, .parts = true});
+    cases.push_back({.strategy = {.strategy = "ZeRO1", .tensor = 4, .chunks = 2},
+                     .graphs = graphs,
+                     .parts = true});
   }
   return cases;
 }

@@ -35,14 +35,32 @@ std::vector<RootedPath> PlacesOf(const plan::JobSpec& spec) {
   return places;
 }
 
+// What is opened by a name of data: files beside a prefix, and all of the data set that a URL is
+// in.
+std::vector<std::string> OpenedBy(const RootedPath& place) {
+  const bool data = absl::StartsWith(place.field, "spec.data.");
+  if (!data) {
+    return {place.path};
+  }
+  if (IsServiceUrl(place.path)) {
+    return {place.path.substr(0, place.path.rfind('/'))};
+  }
+  return place.field == "spec.data.tokenizer"
+             ? std::vector<std::string>{place.path}
+             : std::vector<std::string>{place.path, place.path + ".idx"};
+}
+
 }  // namespace
 
 std::vector<JobViolation> RootViolations(const NamespaceRoots& roots, const plan::JobSpec& spec) {
   std::vector<JobViolation> violations;
   for (const RootedPath& place : PlacesOf(spec)) {
-    std::string expected = roots.Expected(spec.namespace_name, place.path, place.use);
-    if (!expected.empty()) {
-      violations.push_back({place.field, 0, 0, std::move(expected), place.path});
+    for (const std::string& opened : OpenedBy(place)) {
+      std::string expected = roots.Expected(spec.namespace_name, opened, place.use);
+      if (!expected.empty()) {
+        violations.push_back({place.field, 0, 0, std::move(expected), place.path});
+        break;
+      }
     }
   }
   return violations;

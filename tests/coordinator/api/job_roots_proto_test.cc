@@ -70,6 +70,29 @@ TEST(JobRootsTest, EachFieldThatNamesAPathIsHeldAgainstTheRoots) {
   EXPECT_EQ(RootViolations(roots, other).size(), 8u) << "all of them are team-a's";
 }
 
+// A prefix that is the root itself names files beside it; a URL names the whole set that it is in.
+TEST(JobRootsTest, TheRootItselfIsNoNameOfData) {
+  const NamespaceRoots roots = *NamespaceRoots::Parse(
+      "namespaces: {team-a: {read: [/a, 'ravel://s:1/sets/web'], write: [/w]}}");
+  const auto refused = [&roots](const std::string& train) {
+    plan::JobSpec spec = SpecBeneathRoots();
+    spec.data.train[0].path = train;
+    const std::vector<JobViolation> violations = RootViolations(roots, spec);
+    EXPECT_LE(violations.size(), 1u);
+    return !violations.empty();
+  };
+  EXPECT_TRUE(refused("/a"));
+  EXPECT_FALSE(refused("/a/tokens"));
+  EXPECT_TRUE(refused("ravel://s:1/sets/web"));
+  EXPECT_FALSE(refused("ravel://s:1/sets/web/web"));
+  EXPECT_TRUE(refused("ravel://s:1/sets/other/web"));
+  plan::JobSpec spec = SpecBeneathRoots();
+  spec.data.tokenizer = "ravel://s:1/sets/web";
+  EXPECT_EQ(RootViolations(roots, spec).size(), 1u);
+  spec.data.tokenizer = "ravel://s:1/sets/web/web.tokenizer.json";
+  EXPECT_TRUE(RootViolations(roots, spec).empty());
+}
+
 TEST(JobRootsTest, StartsWithinTheJobsOwnStoreNameNoPath) {
   for (const char* start : {"auto", "none", "20"}) {
     plan::JobSpec spec = SpecBeneathRoots();

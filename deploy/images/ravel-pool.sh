@@ -57,7 +57,7 @@ run_worker() {
     ravel-worker join --coordinator "$RAVEL_COORDINATOR" --node-id "$RAVEL_NODE" --work-dir "$state/worker" - <"$token"
   stopped=0
   ravel-worker --work-dir "$state/worker" --cpu-devices "${RAVEL_POOL_CPU_DEVICES:-1}" --drain-limit "${RAVEL_POOL_DRAIN:-9m}" \
-    --write-root "${RAVEL_POOL_SHARED:-/shared}" &
+    --write-root "${RAVEL_POOL_SHARED:-/shared}" --data-cache-bytes "${RAVEL_POOL_DATA_CACHE:-5GiB}" &
   worker=$!
   trap 'stopped=1; kill -TERM $worker' TERM INT
   code=0

@@ -227,6 +227,16 @@ TEST_F(DataSetsTest, NodesWithRootsReadWhatTheyHaveFetchedAlone) {
   cluster_->SetWorkerFlags({"--write-root", Local("steps")});
   ASSERT_EQ(cluster_->StartWorker("w0"), absl::OkStatus());
   ASSERT_EQ(cluster_->WaitForReadyNodes(1), absl::OkStatus());
+  // Nothing is fetched for a job that this node may not run.
+  TinyJob outside = Job("outside", store_->Url("sets/web/web"), 1);
+  outside.store = Local("elsewhere");
+  ASSERT_EQ(Submit(outside).exit_code, 0);
+  const absl::StatusOr<JobView> ended = cluster_->WaitForEnd("outside", seconds(60));
+  ASSERT_TRUE(ended.ok()) << ended.status();
+  EXPECT_EQ(ended->reason, "DataError");
+  EXPECT_THAT(ended->message, HasSubstr("checkpoint.store"));
+  EXPECT_EQ(Cached("w0", "sets"), 0);
+  EXPECT_EQ(Cached("w0", "partial"), 0);
   ASSERT_EQ(Train(Job("far", store_->Url("sets/web/web"), 1)).size(), 12u);
   ASSERT_EQ(Cached("w0", "sets"), 1);
   const std::string fetched =

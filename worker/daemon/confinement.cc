@@ -36,10 +36,11 @@ constexpr uint64_t kChange =
     LANDLOCK_ACCESS_FS_MAKE_SOCK | LANDLOCK_ACCESS_FS_MAKE_FIFO | LANDLOCK_ACCESS_FS_MAKE_BLOCK |
     LANDLOCK_ACCESS_FS_MAKE_SYM | LANDLOCK_ACCESS_FS_REFER;
 
-// REFER (moves between folders) came with version 2.
+// The first one lets no file be moved to another folder, and the data cache does.
+constexpr long kLeastVersion = 2;
+
 uint64_t HandledBy(long version) {
-  uint64_t handled = kRead | kChange;
-  handled &= version < 2 ? ~uint64_t{LANDLOCK_ACCESS_FS_REFER} : ~uint64_t{0};
+  const uint64_t handled = kRead | kChange;
   return version < 3 ? handled & ~kTruncate : handled;
 }
 
@@ -134,6 +135,23 @@ absl::Status CheckApart(const char* flag,
   return absl::OkStatus();
 }
 
+// Names of hosts and certificates of authorities may be links to files elsewhere.
+void AddLinkedFrom(const std::string& etc, Confinement& confinement) {
+  std::error_code ignored;
+  for (const char* file : {"/resolv.conf",
+                           "/hosts",
+                           "/nsswitch.conf",
+                           "/ssl/certs/ca-certificates.crt",
+                           "/ssl/ca-bundle.pem",
+                           "/pki/tls/certs/ca-bundle.crt"}) {
+    const std::filesystem::path real = std::filesystem::canonical(etc + file, ignored);
+    if (!ignored && real.string().rfind(etc + "/", 0) != 0) {
+      confinement.readable.push_back(real.parent_path());
+    }
+    ignored.clear();
+  }
+}
+
 }  // namespace
 
 absl::Status CheckRoots(const RootFolders& roots, const std::string& work_dir, const char* flag) {
@@ -160,6 +178,7 @@ Confinement ConfinementOf(const RootFolders& roots) {
   }
   AddDevices(confinement);
   AddOfEnvironment(confinement);
+  AddLinkedFrom("/etc", confinement);
   confinement.readable.insert(confinement.readable.end(), roots.read.begin(), roots.read.end());
   confinement.writable.insert(confinement.writable.end(), roots.write.begin(), roots.write.end());
   return confinement;
@@ -182,6 +201,9 @@ absl::Status Confine(const Confinement& confinement) {
         absl::StrCat("this kernel offers no Landlock (",
                      ErrnoStatus(errno, "landlock_create_ruleset").message(),
                      ")"));
+  }
+  if (version < kLeastVersion) {
+    return absl::UnimplementedError("this kernel's Landlock lets no file move between folders");
   }
   landlock_ruleset_attr attributes = {};
   attributes.handled_access_fs = HandledBy(version);

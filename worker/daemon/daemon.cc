@@ -195,6 +195,7 @@ void Daemon::OnRejected(const std::string& reason) {
                           "; parked, asking again in ",
                           options_.park_time.count() / 1000,
                           " s"));
+  data_->StopAll();
   supervisor_->StopAll("the coordinator refuses this node", kStopGrace);
   fleet_->ReconnectAfter(options_.park_time);
 }
@@ -324,11 +325,39 @@ void Daemon::ForgetLaunching(const v1::Launch& launch) {
 }
 
 void Daemon::LaunchFetched(int64_t command_id, const v1::Launch& launch, const std::string& plan) {
+  if (stopping_ || supervisor_->IsOver(launch.job_uid(), launch.epoch())) {
+    LaunchWithPlan(command_id, launch, plan);  // which says so
+    return;
+  }
+  if (!options_.roots.any() || launch.trainers().empty() ||
+      checked_jobs_.contains(launch.job_uid())) {
+    FetchData(command_id, launch, plan);
+    return;
+  }
+  // Nothing is fetched for a job that names what it may not.
+  preflight_->Start({.named = PathsOf(launch.trainers(0)).named},
+                    [this, command_id, launch, plan](const PreflightResult& found) {
+                      if (found.status.ok()) {
+                        FetchData(command_id, launch, plan);
+                      } else {
+                        RefuseLaunch(command_id, launch, found);
+                      }
+                    });
+}
+
+void Daemon::RefuseLaunch(int64_t command_id,
+                          const v1::Launch& launch,
+                          const PreflightResult& found) {
+  ForgetLaunching(launch);
+  KeepUsedData();
+  log::Warning(absl::StrCat("job ", launch.job_uid(), ": ", found.status.message()));
+  fleet_->SendResult(command_id, found.status, found.reason);
+}
+
+void Daemon::FetchData(int64_t command_id, const v1::Launch& launch, const std::string& plan) {
   data_->Start(launch, [this, command_id, launch, plan](const LaunchDataResult& got) {
     if (got.status.ok()) {
-      const PreflightPaths named =
-          launch.trainers().empty() ? PreflightPaths() : PathsOf(launch.trainers(0));
-      LaunchChecked(command_id, got.launch, plan, named);
+      LaunchChecked(command_id, got.launch, plan);
       return;
     }
     ForgetLaunching(launch);
@@ -351,32 +380,26 @@ void Daemon::KeepUsedData() {
   data_->Keep(jobs);
 }
 
-// Held against the roots is what the job names, and opened what this node has of it.
-void Daemon::LaunchChecked(int64_t command_id,
-                           const v1::Launch& launch,
-                           const std::string& plan,
-                           const PreflightPaths& named) {
+// Opens what this node has of what the job names, which was held against the roots before.
+void Daemon::LaunchChecked(int64_t command_id, const v1::Launch& launch, const std::string& plan) {
   if (launch.trainers().empty() || checked_jobs_.contains(launch.job_uid())) {
     LaunchWithPlan(command_id, launch, plan);
     return;
   }
   PreflightPaths paths = PathsOf(launch.trainers(0));
-  paths.named = named.named;
-  preflight_->Start(
-      std::move(paths), [this, command_id, launch, plan](const PreflightResult& found) {
-        if (!found.status.ok()) {
-          ForgetLaunching(launch);
-          KeepUsedData();
-          log::Warning(absl::StrCat("job ", launch.job_uid(), ": ", found.status.message()));
-          fleet_->SendResult(command_id, found.status, found.reason);
-          return;
-        }
-        if (checked_jobs_.size() >= kMaxCheckedJobs) {
-          checked_jobs_.clear();
-        }
-        checked_jobs_.insert(launch.job_uid());
-        LaunchWithPlan(command_id, launch, plan);
-      });
+  paths.named.clear();
+  preflight_->Start(std::move(paths),
+                    [this, command_id, launch, plan](const PreflightResult& found) {
+                      if (!found.status.ok()) {
+                        RefuseLaunch(command_id, launch, found);
+                        return;
+                      }
+                      if (checked_jobs_.size() >= kMaxCheckedJobs) {
+                        checked_jobs_.clear();
+                      }
+                      checked_jobs_.insert(launch.job_uid());
+                      LaunchWithPlan(command_id, launch, plan);
+                    });
 }
 
 void Daemon::LaunchWithPlan(int64_t command_id, const v1::Launch& launch, const std::string& plan) {

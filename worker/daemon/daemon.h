@@ -114,10 +114,9 @@ class Daemon {
   // Lets data sets go that no job here uses any more.
   void KeepUsedData();
   // Looks at the job's paths, once for each job, before its trainers start.
-  void LaunchChecked(int64_t command_id,
-                     const v1::Launch& launch,
-                     const std::string& plan,
-                     const PreflightPaths& named);
+  void FetchData(int64_t command_id, const v1::Launch& launch, const std::string& plan);
+  void RefuseLaunch(int64_t command_id, const v1::Launch& launch, const PreflightResult& found);
+  void LaunchChecked(int64_t command_id, const v1::Launch& launch, const std::string& plan);
   void LaunchWithPlan(int64_t command_id, const v1::Launch& launch, const std::string& plan);
   absl::Status OnTrainerCommand(const v1::TrainerCommand& command);
   // Communicator records of trainers that have not been told to train are told again: a coordinator

@@ -126,10 +126,16 @@ absl::StatusOr<std::shared_ptr<DataCache>> DataCache::Open(DataCacheOptions opti
 }
 
 absl::Status DataCache::Load() {
-  std::error_code ignored;
-  fs::remove_all(Path(kTrash, ""), ignored);
   for (const char* folder : {kSets, kPartial, kTrash}) {
     RETURN_IF_ERROR(MakeFolder(Path(folder, "")));
+  }
+  std::error_code error;
+  fs::directory_iterator left(Path(kTrash, ""), error);
+  for (; !error && left != fs::directory_iterator(); left.increment(error)) {
+    if (IsKey(left->path().stem().string())) {
+      std::error_code ignored;
+      fs::remove_all(left->path(), ignored);
+    }
   }
   LoadFolder(kSets, true);
   LoadFolder(kPartial, false);
@@ -178,7 +184,10 @@ absl::StatusOr<std::shared_ptr<DataLease>> DataCache::Get(const std::string& url
   if (set.ok()) {
     return GetSet(**source, *set, StemOf(url) + set->digest.substr(0, kHashDigits), hooks);
   }
-  if (!store::IsDataFault(set.status())) {
+  const bool refused = absl::IsPermissionDenied(set.status()) ||
+                       absl::IsUnauthenticated(set.status()) ||
+                       absl::IsFailedPrecondition(set.status());
+  if (!store::IsDataFault(set.status()) && !refused) {
     if (std::shared_ptr<DataLease> kept = LeaseOfUrl(url)) {
       log::Warning(absl::StrCat(
           url, ": its copy here serves, for the store cannot be asked: ", set.status().message()));
@@ -210,11 +219,15 @@ absl::StatusOr<std::shared_ptr<DataLease>> DataCache::GetSet(const store::Object
       entry.busy = true;
     }
     log::Warning(absl::StrCat(lease->folder(), ": files are missing or changed; fetched again"));
-    RemoveFiles(key);
+    const absl::Status removed = RemoveFiles(key);
+    if (!removed.ok()) {
+      Leave(key);
+      return removed;
+    }
   }
   absl::Status fetched = Fetch(source, set, key, hooks);
   if (absl::IsResourceExhausted(fetched)) {
-    RemoveFiles(key);  // others need the room
+    fetched.Update(RemoveFiles(key));  // others need the room
   }
   const int64_t left = fetched.ok() ? set.manifest.total_bytes() : BytesIn(Path(kPartial, key));
   {
@@ -261,8 +274,11 @@ std::shared_ptr<DataLease> DataCache::LeaseOfUrl(const std::string& url) {
 
 absl::StatusOr<bool> DataCache::Claim(const std::string& key, const FetchHooks& hooks) {
   int64_t told = 0;
+  bool moves = true;
   for (;;) {
-    if (hooks.abandoned && hooks.abandoned()) {
+    // A thread that stands still is no sign of life of those that wait for it.
+    const std::function<bool()>& gone = moves || !hooks.given_up ? hooks.abandoned : hooks.given_up;
+    if (gone && gone()) {
       return absl::CancelledError("the data set is not wanted any more");
     }
     int64_t moved = 0;
@@ -279,7 +295,8 @@ absl::StatusOr<bool> DataCache::Claim(const std::string& key, const FetchHooks& 
       moved = entry.moved;
       changed_.WaitFor(mutex_, kBusyLook);
     }
-    if (moved > told && hooks.moved) {
+    moves = moved > told;
+    if (moves && hooks.moved) {
       hooks.moved(moved - told);
     }
     told = moved;
@@ -338,7 +355,11 @@ absl::Status DataCache::MakeRoom(const std::string& key, int64_t bytes) {
       }
     }
     log::Info(absl::StrCat("data cache: ", victim, " is removed to make room"));
-    RemoveFiles(victim);
+    const absl::Status removed = RemoveFiles(victim);
+    if (!removed.ok()) {
+      Leave(victim);
+      return removed;
+    }
     Forget(victim);
   }
 }
@@ -375,14 +396,24 @@ absl::Status DataCache::Fetch(const store::ObjectStore& source,
 }
 
 // Renamed first: what is removed half is in neither folder that counts.
-void DataCache::RemoveFiles(const std::string& key) {
+absl::Status DataCache::RemoveFiles(const std::string& key) {
   for (const char* folder : {kSets, kPartial}) {
     const std::string trash = Path(kTrash, absl::StrCat(key, ".", RandomHex(4)));
     if (rename(Path(folder, key).c_str(), trash.c_str()) == 0) {
       std::error_code ignored;
       fs::remove_all(trash, ignored);
+    } else if (errno != ENOENT) {
+      return absl::FailedPreconditionError(ErrnoStatus(errno, Path(folder, key)).message());
     }
   }
+  return absl::OkStatus();
+}
+
+// The entry stays, for another thread to try.
+void DataCache::Leave(const std::string& key) {
+  const MutexLock lock(mutex_);
+  entries_[key].busy = false;
+  changed_.NotifyAll();
 }
 
 void DataCache::Forget(const std::string& key) {

@@ -87,7 +87,8 @@ class DataCache : public std::enable_shared_from_this<DataCache> {
                      const store::DataSet& set,
                      const std::string& key,
                      const FetchHooks& hooks);
-  void RemoveFiles(const std::string& key);
+  absl::Status RemoveFiles(const std::string& key);
+  void Leave(const std::string& key);
   void Forget(const std::string& key);
   void Release(const std::string& key);
 

@@ -42,7 +42,8 @@ class Part {
   static absl::StatusOr<std::unique_ptr<Part>> Open(const std::string& path, int flags) {
     const int fd = open(path.c_str(), flags | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, 0640);
     if (fd < 0) {
-      return errno == ENOENT ? ErrnoStatus(errno, path) : DiskError(errno, path);
+      const bool absent = errno == ENOENT && (flags & O_CREAT) == 0;
+      return absent ? ErrnoStatus(errno, path) : DiskError(errno, path);
     }
     std::unique_ptr<Part> part(new Part(path, fd));
     struct stat facts = {};

@@ -12,12 +12,14 @@
 
 namespace ravel::daemon {
 
-// Called from the thread that fetches; both may be empty.
+// Called from the thread that fetches; each may be empty.
 struct FetchHooks {
   // So many more bytes of the set are here.
   std::function<void(int64_t bytes)> moved = nullptr;
   // Asked at least once for each piece. True: nobody wants the set any more; Cancelled.
   std::function<bool()> abandoned = nullptr;
+  // The same question, asked while another thread fetches the set and nothing moves.
+  std::function<bool()> given_up = nullptr;
 };
 
 // Every file of the set, in `folder`, which exists, durably. A file has its name only once all its

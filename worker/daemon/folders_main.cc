@@ -75,16 +75,22 @@ absl::Status SetDataCache(const FolderFlags& flags,
   const absl::StatusOr<int64_t> limit = ParseBytes(flags.data_cache_bytes);
   RETURN_IF_ERROR(Annotate(limit.status(), "--data-cache-bytes"));
   std::error_code ignored;
-  const std::string folder = flags.data_cache.empty()
-                                 ? std::filesystem::absolute(work_dir + "/data", ignored).string()
-                                 : flags.data_cache;
+  const std::string folder =
+      std::filesystem::weakly_canonical(
+          flags.data_cache.empty() ? work_dir + "/data" : flags.data_cache, ignored)
+          .string();
+  if (options.roots.any()) {  // trainers get the folder beside them
+    RETURN_IF_ERROR(CheckRoots(options.roots.folders(), folder, "--data-cache"));
+    RETURN_IF_ERROR(
+        Annotate(PathRoots::Create({.read = {folder}}).status(), "--data-cache " + folder));
+  }
   absl::StatusOr<std::shared_ptr<DataCache>> cache =
       DataCache::Open({.folder = folder, .limit_bytes = *limit, .open = [](const std::string& url) {
                          return store::OpenStore(url);
                        }});
   RETURN_IF_ERROR(Annotate(cache.status(), "--data-cache"));
   options.data_cache = *std::move(cache);
-  return CheckRoots(options.roots.folders(), folder, "--data-cache");
+  return absl::OkStatus();
 }
 
 }  // namespace ravel::daemon

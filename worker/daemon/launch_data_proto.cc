@@ -196,7 +196,8 @@ void LaunchData::Begin(const v1::Launch& launch, const std::vector<NamedDataUrl>
                                   WorkProgress& progress) -> std::function<void()> {
     const FetchHooks hooks = {
         .moved = [&flight](int64_t bytes) { flight->moved_bytes += bytes; },
-        .abandoned = [&] { return flight->given_up.load() || !progress.GoesOn(); }};
+        .abandoned = [&] { return flight->given_up.load() || !progress.GoesOn(); },
+        .given_up = [&] { return flight->given_up.load(); }};
     Fetched fetched = FetchAll(*cache, flight->urls, hooks);
     running->Add(-1);
     return [this, flight, fetched = std::move(fetched)] { OnFetched(flight, fetched); };
@@ -295,6 +296,12 @@ void LaunchData::Stop(const std::string& job_uid, int64_t epoch) {
   const std::shared_ptr<Flight> flight = found->second;
   flight->given_up = true;
   Finish(flight, {.status = absl::CancelledError("the launch was given up"), .reason = {}});
+}
+
+void LaunchData::StopAll() {
+  while (!flights_.empty()) {
+    Stop(flights_.begin()->first, flights_.begin()->second->launch.epoch());
+  }
 }
 
 void LaunchData::Keep(const std::set<std::string>& jobs) {

@@ -60,6 +60,7 @@ class LaunchData {
   void Start(const v1::Launch& launch, Done done);
   // Gives launches of the job up to that epoch up.
   void Stop(const std::string& job_uid, int64_t epoch);
+  void StopAll();
   // Data sets of other jobs may go.
   void Keep(const std::set<std::string>& jobs);
   // Bytes that have come for the job's launch; -1: nothing is fetched for it.

@@ -51,9 +51,14 @@ void Supervisor::SetSilenceLimit(milliseconds limit) {
   silence_limit_ = std::max(limit, kLeastSilence);
 }
 
+bool Supervisor::IsOver(const std::string& job_uid, int64_t epoch) const {
+  const auto job = jobs_.find(job_uid);
+  return job != jobs_.end() && (epoch <= job->second.over || epoch < job->second.newest);
+}
+
 absl::Status Supervisor::CheckLaunch(const LaunchOrder& order) const {
   const auto job = jobs_.find(order.job_uid);
-  if (job != jobs_.end() && (order.epoch <= job->second.over || order.epoch < job->second.newest)) {
+  if (IsOver(order.job_uid, order.epoch)) {
     return absl::FailedPreconditionError(absl::StrCat("launch of job ",
                                                       order.job_uid,
                                                       ": epoch ",

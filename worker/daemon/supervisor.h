@@ -53,6 +53,8 @@ class Supervisor {
   // started in this epoch before, whether it runs or has ended, is left as it is: an order may come
   // twice. Trainers of the job's older epochs are killed first.
   absl::Status Launch(const LaunchOrder& order);
+  // True if Launch refuses that epoch.
+  bool IsOver(const std::string& job_uid, int64_t epoch) const;
   // To one rank, or with -1 to all ranks of the job's epoch. NotFound when there is none;
   // FailedPrecondition when the epoch is not the job's present one here.
   absl::Status Send(const std::string& job_uid,

@@ -33,6 +33,7 @@ struct StoreEvents {
   std::atomic<int> file_opens = 0;       // of files other than manifests
   std::function<absl::Status()> before;  // each opening of a file
   std::atomic<bool> manifest_away = false;
+  std::atomic<bool> manifest_denied = false;
 };
 
 class WatchedStore : public store::FileStore {
@@ -43,6 +44,9 @@ class WatchedStore : public store::FileStore {
     if (path == store::kDataManifest) {
       if (events_->manifest_away) {
         return absl::UnavailableError("connection refused");
+      }
+      if (events_->manifest_denied) {
+        return absl::PermissionDeniedError("this identity is revoked");
       }
     } else {
       ++events_->file_opens;
@@ -390,6 +394,51 @@ TEST_F(DataCacheTest, WithoutItsStoreACopyServesAndWithoutACopyNothing) {
   EXPECT_TRUE(absl::IsUnavailable(Pass("other")));
   fs::resize_file((*kept)->folder() + "/a.bin", 3);
   EXPECT_TRUE(absl::IsUnavailable(Pass("web"))) << "a copy that is not whole serves nobody";
+}
+
+TEST_F(DataCacheTest, ANodeThatMayNotReadAnyMoreDoesNotGoOnWithItsCopy) {
+  MakeSet("web", 1000);
+  ASSERT_TRUE(Pass("web").ok());
+  events_.manifest_denied = true;
+  EXPECT_TRUE(absl::IsPermissionDenied(Pass("web")));
+}
+
+// The thread that fetches may hang in a disk: who waits for it shows no sign of life meanwhile.
+TEST_F(DataCacheTest, WhoWaitsForAFetchThatStandsStillAsksForItselfAlone) {
+  MakeSet("web", 1000);
+  std::atomic<bool> go = false;
+  events_.before = [&go] {
+    EXPECT_TRUE(testing::Eventually(seconds(20), [&go] { return go.load(); }));
+    return absl::OkStatus();
+  };
+  std::thread fetching([&] { EXPECT_TRUE(Pass("web").ok()); });
+  ASSERT_TRUE(testing::Eventually(seconds(20), [&] { return events_.file_opens > 0; }));
+  int signs = 0;
+  int asked = 0;
+  const auto waiting = Get("web",
+                           {.abandoned =
+                                [&signs] {
+                                  ++signs;
+                                  return false;
+                                },
+                            .given_up = [&asked] { return ++asked == 3; }});
+  EXPECT_TRUE(absl::IsCancelled(waiting.status())) << waiting.status();
+  EXPECT_EQ(signs, 1);
+  go = true;
+  fetching.join();
+}
+
+TEST_F(DataCacheTest, AFolderThatWasHereKeepsWhatIsNotOfTheCache) {
+  MakeSet("web", 1000);
+  ASSERT_TRUE(Pass("web").ok());
+  const std::string trash = scratch_.path() + "/cache/trash/";
+  const std::string key =
+      fs::directory_iterator(scratch_.path() + "/cache/sets")->path().filename().string();
+  fs::create_directories(trash + "photos");
+  fs::create_directories(trash + key + ".12ab34cd/part");
+  Reopen();
+  EXPECT_TRUE(fs::exists(trash + "photos"));
+  EXPECT_FALSE(fs::exists(trash + key + ".12ab34cd"));
 }
 
 TEST_F(DataCacheTest, WhatIsNoDataSetIsNotFound) {

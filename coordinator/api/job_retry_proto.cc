@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include <absl/strings/numbers.h>
 #include <absl/strings/str_cat.h>
 #include <absl/strings/str_join.h>
 
@@ -21,6 +22,15 @@ std::vector<JobViolation> SetTensor(int64_t tensor, v1::JobSpec& spec) {
   if (tensor == 1) {
     parallelism.set_sequence_parallel(false);
     parallelism.set_tensor_chunks(1);
+  }
+  // Each chunk has tokens of every rank.
+  int64_t sequences = 1;
+  if (!absl::SimpleAtoi(spec.training().micro_batch(), &sequences)) {
+    sequences = 1;  // of any number, then
+  }
+  const int64_t tokens = sequences * spec.data().sequence_length();
+  while (parallelism.tensor_chunks() > 1 && tokens % (tensor * parallelism.tensor_chunks()) != 0) {
+    parallelism.set_tensor_chunks(parallelism.tensor_chunks() / 2);
   }
   const int64_t group = std::max<int64_t>(1, parallelism.replicas()) * tensor;
   auto& sizes = *spec.mutable_elastic()->mutable_sizes();

@@ -66,6 +66,17 @@ TEST(JobRetry, ChangesHowManyRanksShareALayer) {
   EXPECT_EQ(four.spec.virtual_ranks, 8);
 }
 
+// A retry cannot change the micro-batch, and chunks need tokens of every rank.
+TEST(JobRetry, ExchangesInAsManyChunksAsTheTokensHave) {
+  const v1::TrainingJob job = SharedJob("tensor: 2, tensorChunks: 16", "sizes: [4]");
+  const RetriedJob four = Retried(job, 4);
+  ASSERT_TRUE(four.violations.empty()) << FormatViolation(four.violations[0], "");
+  EXPECT_EQ(four.spec.tensor, 4);
+  EXPECT_EQ(four.spec.micro_batch * four.spec.data.sequence_length % (4 * four.spec.tensor_chunks),
+            0);
+  EXPECT_EQ(four.spec.tensor_chunks, 8) << "of 32 tokens";
+}
+
 TEST(JobRetry, WantsTheLargestCountOfWholeGroups) {
   v1::TrainingJob job = SharedJob("tensor: 2", "sizes: [2, 4, 6]");
   job.mutable_spec()->mutable_devices()->set_count(6);

@@ -49,7 +49,7 @@ class Descriptor {
   int fd_;
 };
 
-// What a path beneath a root led to, or errno: EXDEV if it leaves the root.
+// The end of a path beneath a root, or errno: EXDEV if it leaves the root.
 struct Found {
   int error = 0;
   Descriptor descriptor = Descriptor();  // O_PATH
@@ -65,7 +65,7 @@ void PushComponents(const std::string& path, std::vector<std::string>& todo) {
   todo.insert(todo.end(), parts.rbegin(), parts.rend());
 }
 
-// As openat2 with RESOLVE_BENEATH: absolute links leave the root by definition.
+// Does as openat2 with RESOLVE_BENEATH: absolute links leave the root by definition.
 Found WalkBeneath(int root, const std::string& path, LastLink last) {
   std::vector<Descriptor> below;  // the folders between the root and here
   std::vector<std::string> todo;

@@ -1,6 +1,6 @@
 #pragma once
 
-// What ravel-coordinator does now and then, apart from any job.
+// Work that ravel-coordinator does now and then, apart from any job.
 
 #include <cstddef>
 #include <cstdint>

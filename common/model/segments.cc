@@ -381,7 +381,7 @@ class SegmentList {
     }
   }
 
-  // Of the maps of a block those that one segment multiplies by.
+  // The maps of a block that one segment multiplies by.
   std::vector<std::string_view> NamesOf(const LinearNames& input, const LinearNames& output) const {
     std::vector<std::string_view> names;
     if (!cut() || !backward()) {

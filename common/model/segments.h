@@ -98,7 +98,8 @@ constexpr bool GathersRows(SegmentMove move) {
 
 struct SegmentSpec {
   SegmentKind kind = SegmentKind::kTable;
-  // Of tokens: of the loss, or (TensorCut::chunks) of products whose addends are moved and of sums.
+  // The chunk of tokens: of the loss, or (TensorCut::chunks) of products whose addends are moved
+  // and of sums.
   int chunk = 0;
   int64_t chunks = 1;
   SegmentMove move = SegmentMove::kNone;
@@ -109,7 +110,7 @@ struct SegmentSpec {
   std::vector<SegmentUse> uses = {};
   // Tensors of the unit, its own or borrowed, whose weights it reads, in the unit's order.
   std::vector<TensorId> weights = {};
-  // In a backward: those of which it writes the gradients that are trained.
+  // Tensors of which a backward writes the gradients, as far as they are trained.
   std::vector<TensorId> gradients = {};
 };
 

@@ -64,7 +64,7 @@ struct DataUrl {
   std::string folder;  // URL of the data set
   std::string member;  // file or prefix in it
 };
-// From "ravel://HOST:PORT/PATH/MEMBER". InvalidArgument says what was expected.
+// Splits "ravel://HOST:PORT/PATH/MEMBER". InvalidArgument says what was expected.
 absl::StatusOr<DataUrl> SplitDataUrl(std::string_view url);
 // A data set's own URL without slashes at its end. InvalidArgument unless OpenStore takes it.
 absl::StatusOr<std::string> DataFolderUrl(std::string_view url);

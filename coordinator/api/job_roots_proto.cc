@@ -35,7 +35,7 @@ std::vector<RootedPath> PlacesOf(const plan::JobSpec& spec) {
   return places;
 }
 
-// What is opened by a name of data: files beside a prefix, and all of the data set that a URL is
+// A name of data opens files beside a prefix, and all of the data set that a URL is
 // in.
 std::vector<std::string> OpenedBy(const RootedPath& place) {
   const bool data = absl::StartsWith(place.field, "spec.data.");

@@ -38,7 +38,7 @@ struct Source {
   std::vector<std::string> prefixes = {};  // of token files
 };
 
-// What all phases share.
+// State that all phases share.
 struct Push {
   const ObjectStore& source;
   const DataPushProgress& progress;

@@ -28,7 +28,7 @@ struct DataPushResult {
   bool was_there = false;  // the same data set, whole
 };
 
-// What is done ("reading", "copying"), and bytes of all.
+// The work at hand ("reading", "copying"), and bytes of all.
 using DataPushProgress = std::function<void(const char* phase, int64_t done, int64_t all)>;
 
 // Tokens: PREFIX.bin and .idx, and PREFIX.tokenizer.json and PREFIX.validation.* if they are there.

@@ -220,7 +220,7 @@ TEST_F(DataSetsTest, ANodeThatComesLaterFetchesByItself) {
   EXPECT_EQ(Cached("w2", "sets"), 1);
 }
 
-// What a node has fetched is beneath no root of its jobs: trainers read it, jobs cannot name it.
+// Fetched data is beneath no root of its jobs: trainers read it, jobs cannot name it.
 TEST_F(DataSetsTest, NodesWithRootsReadWhatTheyHaveFetchedAlone) {
   PushAndForget();
   fs::create_directories(Local("steps"));

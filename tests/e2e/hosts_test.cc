@@ -270,7 +270,7 @@ TEST_F(HostsApartTest, HostsThatShareNothingTrainThroughKillsAndBadLinks) {
   EXPECT_FALSE(std::filesystem::exists(cluster_->folder() + "/tokens.bin"));
 }
 
-// What was pushed is on no host but the store's; nodes fetch it with their certificates.
+// Pushed data is on no host but the store's; nodes fetch it with their certificates.
 TEST_F(HostsApartTest, HostsThatShareNothingTrainWithDataOfTheStoreAlone) {
   StartAll();
   if (IsSkipped() || HasFatalFailure()) {

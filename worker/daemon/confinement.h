@@ -32,7 +32,7 @@ Confinement ConfinementOf(const RootFolders& roots);
 // alone if it lies in `/`. Nothing for no name.
 void AddFolderOf(const std::string& file, std::vector<std::string>& paths);
 
-// What a daemon asks for.
+// The wish of a daemon.
 struct DaemonConfinement {
   std::string mode;                             // of --confine: auto, always, off
   RootFolders roots;                            // none: not confined
@@ -44,7 +44,7 @@ struct DaemonConfinement {
 // where the kernel cannot.
 absl::StatusOr<bool> ConfineDaemon(const DaemonConfinement& wish);
 
-// From the calling thread, which must be the only one. Paths that are not there are passed over.
+// The calling thread must be the only one. Paths that are not there are passed over.
 // Unimplemented where the kernel has no Landlock or a filter of system calls forbids it. Processes
 // that were confined by one call share memory through /proc with each other, with no others.
 absl::Status Confine(const Confinement& confinement);

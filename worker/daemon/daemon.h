@@ -53,10 +53,10 @@ struct DaemonOptions {
   std::chrono::milliseconds park_time{30000};
   // For a look at a job's paths before its launch.
   std::chrono::milliseconds preflight_limit{5000};
-  // Of data sets that jobs name by URL, shared with the threads that fetch; null: such jobs are
+  // Keeps data sets that jobs name by URL, shared with the threads that fetch; null: such jobs are
   // refused here.
   std::shared_ptr<DataCache> data_cache = nullptr;
-  // For a store from which no byte comes.
+  // Limit for a store from which no byte comes.
   std::chrono::milliseconds data_stall_limit{180000};
   // For one path of a job that is not accepted yet.
   std::chrono::milliseconds look_limit{5000};

@@ -131,7 +131,7 @@ class FileFetch {
       RETURN_IF_ERROR(part->Empty());
     }
     RETURN_IF_ERROR(part->Reserve(file_.bytes));
-    // What was here before may be what is wrong: that is no read of the store.
+    // Bytes that were here before may be the wrong ones: that is no read of the store.
     int tries = part->size() > 0 ? 3 : 2;
     bool right = false;
     for (; !right && tries > 0; --tries) {
@@ -152,7 +152,7 @@ class FileFetch {
   }
 
  private:
-  // What an earlier fetch has finished; a file that is not right goes.
+  // True for a file that an earlier fetch has finished; a file that is not right goes.
   absl::StatusOr<bool> IsThere() {
     const absl::StatusOr<std::unique_ptr<Part>> part = Part::Open(path_, O_RDONLY);
     if (absl::IsNotFound(part.status())) {

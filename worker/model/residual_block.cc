@@ -80,7 +80,7 @@ void ResidualBlock::Forward(Stream& stream, const UnitMemory& memory) const {
   }
 }
 
-// Where ranks have their own tokens alone, a chunk has a share of those of each of them, in order.
+// A chunk, where ranks have their own tokens alone, has a share of those of each of them, in order.
 std::vector<Projection::PartArgs> ResidualBlock::RunsOf(const UnitMemory& memory,
                                                         const TensorView& from) const {
   const bool apart = cut_.sequence && cut_.chunks > 1;

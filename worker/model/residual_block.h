@@ -61,10 +61,10 @@ class ResidualBlock {
   };
   ResidualBlock(const UnitTensors& tensors, const Parts& parts);
 
-  // From the norm's result: what the output projection reads, InnerResult.
+  // Makes of the norm's result what the output projection reads, InnerResult.
   virtual void InnerForward(kernels::Stream& stream, const UnitMemory& memory) const = 0;
   virtual TensorView InnerResult(const UnitMemory& memory) const = 0;
-  // From `dhidden`: the gradient of what the input projection has made, InnerGradient, and
+  // Makes of `dhidden` the gradient of what the input projection has made, InnerGradient, and
   // gradients of weights between it and `hidden`.
   virtual void InnerBackward(kernels::Stream& stream,
                              const UnitMemory& memory,

@@ -30,7 +30,7 @@ int64_t AddendElements(const ModelInventory& inventory);
 int64_t RowsBytes(const ModelInventory& inventory);
 // Elements of the addend in that slot: 0, of all tokens; 1 and 2, of a chunk, where there are some.
 int64_t AddendElements(const ModelInventory& inventory, int slot);
-// Of kInputGradient.
+// Bytes of kInputGradient.
 int64_t InputGradientBytes(const ModelInventory& inventory);
 
 // Every buffer of every program.

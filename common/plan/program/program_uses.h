@@ -23,9 +23,9 @@ struct SegmentStep {
   bool addend = false;               // a segment of it writes the addend of a sum
   bool input_gradient = false;       // a segment of it reads kInputGradient
   bool sums_input_gradient = false;  // its move writes that
-  // Of the addend that it writes or sums: that of a chunk alone, in which of the buffers.
+  // The buffer of the addend that it writes or sums: 0, or that of a chunk.
   int addend_slot = 0;
-  // Of a step that runs beside others of its pass: the lists that it reads, or else changes, which
+  // A step that runs beside others of its pass has the lists that it reads, or else changes, which
   // are all that it touches of the unit's buffers. Absent: all of them.
   struct Touches {
     std::vector<ActivationList> reads = {};

@@ -52,7 +52,7 @@ class ConfinementTest : public ::testing::Test {
     }
   }
   std::string At(const std::string& rest) const { return scratch_.path() + rest; }
-  // In a confined process; what of `expected` (path, flags, errno) is not so, as a bit.
+  // Runs in a confined process; what of `expected` (path, flags, errno) is not so, as a bit.
   struct Case {
     std::string path;
     int flags;

@@ -28,7 +28,7 @@ using std::chrono::seconds;
 using ::testing::HasSubstr;
 namespace fs = std::filesystem;
 
-// What happens to the stores of a test.
+// Events of the stores of a test.
 struct StoreEvents {
   std::atomic<int> file_opens = 0;       // of files other than manifests
   std::function<absl::Status()> before;  // each opening of a file
@@ -182,7 +182,7 @@ TEST_F(DataCacheTest, TheLeastRecentlyUsedGoesAndNothingThatIsInUse) {
 TEST_F(DataCacheTest, TheOrderOfUsesOutlivesTheProcess) {
   MakeSet("one", 1000, '1');
   MakeSet("two", 1000, '2');
-  // What makes room for itself in each round.
+  // The set that makes room for itself in each round.
   std::map<std::string, std::string> third = {{"one", "three"}, {"two", "four"}};
   for (const char* const newer : {"one", "two"}) {
     MakeSet(third[newer], 1000, third[newer][0]);

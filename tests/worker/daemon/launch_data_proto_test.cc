@@ -83,7 +83,7 @@ class LaunchDataTest : public ::testing::Test {
     }
     return launch;
   }
-  // Of another job, with a data set that needs more than 100 bytes.
+  // A launch of another job, with a data set that needs more than 100 bytes.
   v1::Launch LargeLaunch() {
     const std::string name(150, 'a');
     MakeSet("large", {name});

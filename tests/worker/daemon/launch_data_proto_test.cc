@@ -240,6 +240,22 @@ TEST_F(LaunchDataTest, DataOfJobsThatRunStays) {
   EXPECT_TRUE(Start(LargeLaunch()).status.ok());
 }
 
+// A node that is refused starts nothing that was fetched for it meanwhile.
+TEST_F(LaunchDataTest, AllLaunchesAreGivenUpTogether) {
+  hold_ = true;
+  v1::Launch other = Launch(Job(), 7);
+  other.set_job_uid("other");
+  std::optional<LaunchDataResult> one;
+  std::optional<LaunchDataResult> two;
+  data_->Start(Launch(Job()), Into(one));
+  data_->Start(other, Into(two));
+  data_->StopAll();
+  EXPECT_TRUE(one.has_value() && absl::IsCancelled(one->status));
+  EXPECT_TRUE(two.has_value() && absl::IsCancelled(two->status));
+  EXPECT_EQ(data_->MovedBytes("other"), -1);
+  hold_ = false;
+}
+
 TEST_F(LaunchDataTest, DataOfALaunchThatWasGivenUpMayGo) {
   ASSERT_TRUE(Start(Launch(Job())).status.ok());
   const int64_t all = cache_->bytes();

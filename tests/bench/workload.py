@@ -1,5 +1,6 @@
 """One training task for Ravel and for PyTorch: a model directory, random tokens, the batches that Ravel will draw."""
 import json
+import math
 import os
 import pathlib
 import random
@@ -91,6 +92,7 @@ class Turns:
 
     def __init__(self, ravel, job, name):
         self.ravel, self.job, self.name, self.done, self.trainers, self.uid = ravel, job, name, 0, [], ""
+        self.shortest = 0.0  # seconds from a start to the stop after it
 
     def __enter__(self):
         self.ravel.ctl("submit", "-f", self.job)
@@ -106,9 +108,12 @@ class Turns:
     def train(self, steps):
         """(losses, seconds) of as many further steps; not the last of the job, after which nothing stops."""
         for _ in range(steps):
+            began = time.monotonic()
             for trainer in self.trainers:
                 os.kill(trainer, signal.SIGCONT)
+            time.sleep(0.9 * self.shortest)  # looking takes time from who has the turn, and peers are not looked at
             self._until(self._stopped, f"the end of step {self.done}")
+            self.shortest = min(self.shortest or math.inf, time.monotonic() - began)
             self.done += 1
         self._until(lambda: len(self.ravel.step_records(self.uid)) >= self.done, f"the records of {self.done} steps", seconds=10)
         rows = self.ravel.step_records(self.uid)[self.done - steps:self.done]

@@ -76,6 +76,11 @@ std::vector<std::string> ChildEnvironment() {
   if (getenv("NCCL_DEBUG") == nullptr) {
     environment.push_back("NCCL_DEBUG=WARN");  // on stdout, and so in the job's log
   }
+  if (getenv("CUDA_DEVICE_MAX_CONNECTIONS") == nullptr) {
+    // The driver's own 8 queues are fewer than a rank's streams and those of its communicators:
+    // two streams of one queue wait for each other.
+    environment.push_back("CUDA_DEVICE_MAX_CONNECTIONS=32");
+  }
   for (char** entry = environ; *entry != nullptr; ++entry) {
     if (ReachesTrainers(*entry)) {
       environment.emplace_back(*entry);

@@ -117,6 +117,14 @@ TEST(ChildProcessTest, WarningsOfNcclReachTheLogUnlessTheDaemonSaysOtherwise) {
   unsetenv("NCCL_DEBUG");
 }
 
+TEST(ChildProcessTest, EachStreamOfADeviceHasAQueueUnlessTheDaemonSaysOtherwise) {
+  unsetenv("CUDA_DEVICE_MAX_CONNECTIONS");
+  EXPECT_EQ(OutputOfChild("echo $CUDA_DEVICE_MAX_CONNECTIONS", {}), "32\n");
+  setenv("CUDA_DEVICE_MAX_CONNECTIONS", "8", 1);
+  EXPECT_EQ(OutputOfChild("echo $CUDA_DEVICE_MAX_CONNECTIONS", {}), "8\n");
+  unsetenv("CUDA_DEVICE_MAX_CONNECTIONS");
+}
+
 TEST(ChildProcessTest, SecretsOfTheDaemonAreNotForJobs) {
   const char* secrets[] = {"AWS_SECRET_ACCESS_KEY", "https_proxy", "KUBERNETES_SERVICE_HOST"};
   for (const char* name : secrets) {

@@ -14,6 +14,7 @@
 #include "common/check.h"
 #include "common/crypto.h"
 #include "common/logging.h"
+#include "coordinator/jobs/job_start.h"
 
 namespace ravel::coordinator {
 namespace {
@@ -327,7 +328,16 @@ absl::StatusOr<JobView> JobController::Get(const JobKey& key) const {
   if (entry == nullptr) {
     return NoJob(key);
   }
-  return ViewOf(*entry);
+  JobView view = ViewOf(*entry);
+  const JobState state = entry->record.state;
+  if (state == JobState::kStarting || state == JobState::kRecovering ||
+      state == JobState::kResizing) {
+    // Watches are told of changes, and this changes with every beat.
+    const std::string start = WhatStarts(entry->run);
+    absl::StrAppend(
+        &view.record.message, start.empty() || view.record.message.empty() ? "" : "; ", start);
+  }
+  return view;
 }
 
 std::vector<JobView> JobController::List() const {

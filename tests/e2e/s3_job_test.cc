@@ -7,8 +7,11 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include <absl/strings/match.h>
+#include <absl/strings/str_cat.h>
+#include <absl/strings/str_replace.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -88,6 +91,56 @@ TEST_F(S3JobTest, AJobSavesResumesAndIsExported) {
       cluster_->Ctl({"checkpoints", "export", steps->at(kLastStep), "--output-dir", exported});
   EXPECT_EQ(run.exit_code, 0) << run.err;
   EXPECT_TRUE(std::filesystem::exists(exported + "/model.safetensors"));
+}
+
+// Nodes fetch data and model from the store, whose server fails now and then.
+TEST_F(S3JobTest, DataAndModelComeFromTheStore) {
+  const std::string web = cluster_->folder() + "/web";
+  std::string text;
+  for (int line = 0; line < 600; ++line) {
+    absl::StrAppend(&text, "line ", line * line, " of a text to learn\n");
+  }
+  WriteText(cluster_->folder() + "/text", text);
+  const RunResult prepared =
+      cluster_->Ctl({"data", "prepare", "--input", cluster_->folder() + "/text", "--output", web});
+  ASSERT_EQ(prepared.exit_code, 0) << prepared.err;
+  const auto train =
+      [&](const std::string& name, const std::string& data, const std::string& model) {
+        TinyJob job = Job(name, cluster_->folder() + "/" + name);
+        job.tokens_path = data;
+        job.vocabulary = 257;
+        job.model_from = model;
+        const std::string file = cluster_->folder() + "/" + name + ".yaml";
+        WriteText(file, absl::StrReplaceAll(ToYaml(job), {{"    format: flat_u16\n", ""}}));
+        const RunResult submitted = cluster_->Ctl({"submit", "-f", file});
+        EXPECT_EQ(submitted.exit_code, 0) << submitted.err;
+        EXPECT_EQ(cluster_->WaitForSuccess(name, seconds(90)), absl::OkStatus());
+        return cluster_->Metrics(name).value_or(std::vector<StepRow>());
+      };
+  const std::vector<StepRow> near = train("near", web, "");
+  ASSERT_EQ(near.size(), static_cast<size_t>(kLastStep));
+  const RunResult pushed = cluster_->Ctl({"data", "push", web, "s3://bucket/sets/web"});
+  ASSERT_EQ(pushed.exit_code, 0) << pushed.err;
+  for (const char* end : {".bin", ".idx", ".tokenizer.json"}) {
+    std::filesystem::remove(web + end);
+  }
+  EXPECT_EQ(FirstDifference(train("far", "s3://bucket/sets/web/web", ""), near), "");
+
+  const std::string model = cluster_->folder() + "/model";
+  const RunResult exported = cluster_->Ctl({"checkpoints",
+                                            "export",
+                                            cluster_->Checkpoints("near")->at(kLastStep),
+                                            "--output-dir",
+                                            model});
+  ASSERT_EQ(exported.exit_code, 0) << exported.err;
+  const std::vector<StepRow> next = train("next", "s3://bucket/sets/web/web", model);
+  const RunResult model_pushed =
+      cluster_->Ctl({"data", "push", "--model", model, "s3://bucket/models/tiny"});
+  ASSERT_EQ(model_pushed.exit_code, 0) << model_pushed.err;
+  std::filesystem::remove_all(model);
+  EXPECT_EQ(
+      FirstDifference(train("last", "s3://bucket/sets/web/web", "s3://bucket/models/tiny"), next),
+      "");
 }
 
 }  // namespace

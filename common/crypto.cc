@@ -1,5 +1,7 @@
 #include "common/crypto.h"
 
+#include <algorithm>
+
 #include <openssl/err.h>
 #include <openssl/evp.h>
 #include <openssl/rand.h>
@@ -56,6 +58,13 @@ Sha256Digest Sha256(std::string_view bytes) {
   Sha256Stream stream;
   stream.Update(bytes);
   return stream.Finish();
+}
+
+bool IsSha256Text(std::string_view text) {
+  return text.size() == 2 * sizeof(Sha256Digest) &&
+         std::all_of(text.begin(), text.end(), [](char c) {
+           return (c >= '0' && c <= '9') || (c >= 'a' && c <= 'f');
+         });
 }
 
 std::string Hex(std::string_view bytes) {

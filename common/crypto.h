@@ -14,6 +14,8 @@ namespace ravel {
 using Sha256Digest = std::array<uint8_t, 32>;
 
 Sha256Digest Sha256(std::string_view bytes);
+// True for 64 lower-case hexadecimal digits, as Hex writes such a digest.
+bool IsSha256Text(std::string_view text);
 
 // SHA-256 of bytes that come in parts. Thread-compatible.
 class Sha256Stream {

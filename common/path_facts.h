@@ -36,7 +36,8 @@ struct PathQuery {
 struct TokenFileFacts {
   std::string error = {};  // why the path is no token file; empty: it is one
   int64_t tokens = 0;
-  int64_t largest_id = 0;  // of those that were checked, the first ones
+  int64_t largest_id = 0;          // of those that were checked, the first ones
+  std::string sample_digest = {};  // TokenSampleDigest; empty: not known
 };
 
 struct ModelFacts {

@@ -48,6 +48,9 @@ int64_t ScannedTokens(std::size_t files) {
   return std::clamp(kCheckedTogether / count, kLeast, kCheckedTokens);
 }
 
+// A cold disk needs 10 ms for each of a file's places, and the look has an end.
+constexpr std::size_t kMostSampledFiles = 64;
+
 TokenFileFacts LookAtTokens(const std::string& path,
                             TokenFormat format,
                             const TokenCheckOptions& options) {
@@ -85,6 +88,7 @@ PathFacts LookAtPaths(const PathQuery& query, const LookHooks& hooks) {
         refused(query.tokenizer, PathShape::kOne).empty() && Exists(query.tokenizer.path);
   }
   const TokenCheckOptions options{.scanned_tokens = ScannedTokens(query.token_files.size()),
+                                  .sample = query.token_files.size() <= kMostSampledFiles,
                                   .abandoned = hooks.abandoned};
   for (const NamedPath& file : query.token_files) {
     if (hooks.abandoned && hooks.abandoned()) {

@@ -17,6 +17,7 @@
 #include <unistd.h>
 
 #include "common/megatron_index.h"
+#include "common/token_sample.h"
 
 namespace ravel {
 namespace {
@@ -157,6 +158,23 @@ absl::StatusOr<int64_t> LargestId(const BlockReader& file,
   return static_cast<int64_t>(largest);
 }
 
+template <typename Unsigned>
+absl::StatusOr<std::string> SampleDigest(const BlockReader& file,
+                                         int64_t tokens,
+                                         const TokenCheckOptions& options) {
+  return TokenSampleDigest(tokens, [&](int64_t begin, std::span<int32_t> ids) -> absl::Status {
+    RETURN_IF_ERROR(StillWanted(options));
+    std::vector<Unsigned> stored(ids.size());
+    RETURN_IF_ERROR(
+        file.Read(begin * static_cast<int64_t>(sizeof(Unsigned)),
+                  {reinterpret_cast<uint8_t*>(stored.data()), stored.size() * sizeof(Unsigned)}));
+    std::transform(stored.begin(), stored.end(), ids.begin(), [](Unsigned id) {
+      return static_cast<int32_t>(id);
+    });
+    return absl::OkStatus();
+  });
+}
+
 absl::StatusOr<TokenFileFacts> ReadIds(const BlockReader& data,
                                        int64_t id_bytes,
                                        const TokenCheckOptions& options) {
@@ -165,6 +183,11 @@ absl::StatusOr<TokenFileFacts> ReadIds(const BlockReader& data,
   ASSIGN_OR_RETURN(facts.largest_id,
                    id_bytes == 2 ? LargestId<uint16_t>(data, scanned, options)
                                  : LargestId<uint32_t>(data, scanned, options));
+  if (options.sample) {
+    ASSIGN_OR_RETURN(facts.sample_digest,
+                     id_bytes == 2 ? SampleDigest<uint16_t>(data, facts.tokens, options)
+                                   : SampleDigest<uint32_t>(data, facts.tokens, options));
+  }
   return facts;
 }
 

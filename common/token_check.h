@@ -15,6 +15,7 @@ namespace ravel {
 
 struct TokenCheckOptions {
   int64_t scanned_tokens = 0;                 // ids to take the largest of, from the beginning
+  bool sample = false;                        // fill sample_digest: reads at kSamplePlaces places
   std::function<bool()> abandoned = nullptr;  // true: the answer is not wanted any more; Cancelled
 };
 

@@ -21,7 +21,8 @@ namespace ravel::plan {
 struct DataSource {
   std::string path;  // prefix of a Megatron .bin/.idx pair, or a flat file
   double weight = 1.0;
-  int64_t tokens = 0;  // that it held when the job was admitted; 0: not looked at
+  int64_t tokens = 0;              // that it held when the job was admitted; 0: not looked at
+  std::string sample_digest = {};  // TokenSampleDigest of then; empty: not known
 };
 
 struct DataSpec {

@@ -102,12 +102,14 @@ void DataToProto(const JobSpec& spec, v1::PlannedJob& proto) {
     added.set_path(source.path);
     added.set_weight(source.weight);
     added.set_tokens(source.tokens);
+    added.set_sample_digest(source.sample_digest);
   }
   for (const DataSource& source : spec.data.validation) {
     v1::PlannedSource& added = *proto.add_validation();
     added.set_path(source.path);
     added.set_weight(source.weight);
     added.set_tokens(source.tokens);
+    added.set_sample_digest(source.sample_digest);
   }
   proto.set_token_format(static_cast<int32_t>(spec.data.format));
   proto.set_sequence_length(spec.data.sequence_length);
@@ -250,7 +252,10 @@ void RunningToProto(const JobSpec& spec, v1::PlannedJob& proto) {
 }
 
 DataSource SourceFromProto(const v1::PlannedSource& proto) {
-  return {.path = proto.path(), .weight = proto.weight(), .tokens = proto.tokens()};
+  return {.path = proto.path(),
+          .weight = proto.weight(),
+          .tokens = proto.tokens(),
+          .sample_digest = proto.sample_digest()};
 }
 
 absl::Status DataFromProto(const v1::PlannedJob& proto, JobSpec& spec) {

@@ -45,12 +45,6 @@ absl::StatusOr<const json::Array*> RowsOf(const json::Value& value, const char* 
   return &member->AsArray();
 }
 
-bool IsDigest(const std::string& text) {
-  return text.size() == 64 && std::all_of(text.begin(), text.end(), [](char c) {
-           return absl::ascii_isdigit(static_cast<unsigned char>(c)) || (c >= 'a' && c <= 'f');
-         });
-}
-
 absl::StatusOr<std::vector<DataFile>> ReadFiles(const json::Value& document) {
   ASSIGN_OR_RETURN(const json::Array* const rows, RowsOf(document, "files"));
   std::vector<DataFile> files;
@@ -66,7 +60,7 @@ absl::StatusOr<std::vector<DataFile>> ReadFiles(const json::Value& document) {
     if (!names.insert(file.name).second) {
       return Expected("name", absl::StrCat(file.name, " once"));
     }
-    if (!IsDigest(file.sha256)) {
+    if (!IsSha256Text(file.sha256)) {
       return Expected("sha256", "64 lower-case hexadecimal digits");
     }
   }
@@ -85,6 +79,12 @@ absl::StatusOr<std::vector<DataTokens>> ReadTokens(const json::Value& document,
     ASSIGN_OR_RETURN(pair.prefix, TextOf(row, "prefix"));
     ASSIGN_OR_RETURN(pair.tokens, CountOf(row, "tokens", kMaxDataFileBytes));
     ASSIGN_OR_RETURN(pair.largest_id, CountOf(row, "largestId", kMaxDataFileBytes));
+    if (row.Find("sampleDigest") != nullptr) {
+      ASSIGN_OR_RETURN(pair.sample_digest, TextOf(row, "sampleDigest"));
+      if (!IsSha256Text(pair.sample_digest)) {
+        return Expected("sampleDigest", "64 lower-case hexadecimal digits");
+      }
+    }
     if (manifest.FindFile(pair.prefix + ".bin") == nullptr ||
         manifest.FindFile(pair.prefix + ".idx") == nullptr) {
       return Expected("prefix", "one whose .bin and .idx are among files");
@@ -129,6 +129,9 @@ std::string WriteDataManifest(const DataManifest& manifest) {
   for (const DataTokens& pair : manifest.tokens) {
     json::Value& row = tokens.emplace_back();
     row.Set("prefix", pair.prefix).Set("tokens", pair.tokens).Set("largestId", pair.largest_id);
+    if (!pair.sample_digest.empty()) {
+      row.Set("sampleDigest", pair.sample_digest);
+    }
   }
   document.Set("tokens", json::Value(std::move(tokens)));
   return json::SerializePretty(document) + "\n";

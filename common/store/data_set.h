@@ -34,6 +34,7 @@ struct DataTokens {
   std::string prefix;
   int64_t tokens = 0;
   int64_t largest_id = 0;
+  std::string sample_digest = {};  // TokenSampleDigest; empty in sets of older releases
   bool operator==(const DataTokens&) const = default;
 };
 
@@ -49,7 +50,8 @@ struct DataManifest {
 };
 
 // {"schemaVersion": "ravel-data/v1", "kind": "tokens" | "model",
-//  "files": [{"name", "bytes", "sha256"}], "tokens": [{"prefix", "tokens", "largestId"}]}
+//  "files": [{"name", "bytes", "sha256"}],
+//  "tokens": [{"prefix", "tokens", "largestId", "sampleDigest"}]}
 std::string WriteDataManifest(const DataManifest& manifest);
 // InvalidArgument names the member that is not as expected: it may come from anywhere.
 absl::StatusOr<DataManifest> ParseDataManifest(std::string_view text);

@@ -56,7 +56,9 @@ absl::StatusOr<TokenFileFacts> LookAtTokens(Sets& sets, const NamedPath& path, T
     return absl::InvalidArgumentError(
         absl::StrCat(path.path, ": data sets in stores have format megatron, or auto"));
   }
-  return TokenFileFacts{.tokens = tokens->tokens, .largest_id = tokens->largest_id};
+  return TokenFileFacts{.tokens = tokens->tokens,
+                        .largest_id = tokens->largest_id,
+                        .sample_digest = tokens->sample_digest};
 }
 
 absl::StatusOr<bool> LookAtTokenizer(Sets& sets, const NamedPath& path) {

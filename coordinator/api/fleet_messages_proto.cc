@@ -10,6 +10,7 @@
 #include <absl/strings/str_cat.h>
 
 #include "common/ckpt/manifest_proto.h"
+#include "common/crypto.h"
 #include "common/trainer_report_proto.h"
 #include "coordinator/store/log_store.h"
 
@@ -141,7 +142,12 @@ absl::StatusOr<LookResult> ReadLook(const v1::LookResult& message) {
     if (file.tokens() < 0 || file.largest_id() < 0) {
       return absl::InvalidArgumentError("look.token_files: expected numbers >= 0");
     }
-    result.facts.token_files.push_back({file.error(), file.tokens(), file.largest_id()});
+    if (!file.sample_digest().empty() && !IsSha256Text(file.sample_digest())) {
+      return absl::InvalidArgumentError(
+          "look.token_files.sample_digest: expected 64 hexadecimal digits");
+    }
+    result.facts.token_files.push_back(
+        {file.error(), file.tokens(), file.largest_id(), file.sample_digest()});
   }
   result.facts.tokenizer = message.tokenizer();
   result.facts.model = {message.model_error(), message.model_config(), message.model_weights()};

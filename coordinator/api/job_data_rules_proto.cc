@@ -244,6 +244,7 @@ int64_t JobRules::CheckTokenFile(const std::string& path,
     return -1;
   }
   source.tokens = facts.tokens;
+  source.sample_digest = facts.sample_digest;
   const int64_t sequence = spec().data.sequence_length;
   if (sequence > 0 && facts.tokens < sequence + 1) {
     Fail(path,

@@ -131,9 +131,10 @@ absl::StatusOr<store::DataManifest> Describe(const Source& source,
     const std::string path = store::JoinPath(source.folder, prefix);
     ASSIGN_OR_RETURN(
         const TokenFileFacts facts,
-        CheckTokenFile(
-            path, TokenFormat::kMegatron, {.scanned_tokens = std::numeric_limits<int64_t>::max()}));
-    manifest.tokens.push_back({prefix, facts.tokens, facts.largest_id});
+        CheckTokenFile(path,
+                       TokenFormat::kMegatron,
+                       {.scanned_tokens = std::numeric_limits<int64_t>::max(), .sample = true}));
+    manifest.tokens.push_back({prefix, facts.tokens, facts.largest_id, facts.sample_digest});
   }
   std::vector<std::unique_ptr<store::FileReader>> readers;
   for (const std::string& name : source.names) {
@@ -212,15 +213,45 @@ absl::StatusOr<bool> CopyFile(const store::DataFile& file, Push& push, ObjectSto
   return false;
 }
 
-// True when the store has this manifest; AlreadyExists when it has another one.
-absl::StatusOr<bool> HasManifest(const ObjectStore& target, const std::string& text) {
+// The ids that were sampled are those whose bytes were summed afterwards.
+absl::Status CheckUnchanged(const Source& source, const store::DataManifest& manifest) {
+  for (const store::DataTokens& tokens : manifest.tokens) {
+    const std::string path = store::JoinPath(source.folder, tokens.prefix);
+    ASSIGN_OR_RETURN(const TokenFileFacts facts,
+                     CheckTokenFile(path, TokenFormat::kMegatron, {.sample = true}));
+    if (facts.tokens != tokens.tokens || facts.sample_digest != tokens.sample_digest) {
+      return absl::AbortedError(absl::StrCat(path, ": changed while it was read"));
+    }
+  }
+  return absl::OkStatus();
+}
+
+// True for a manifest of a release that did not sample ids, of the same files.
+bool IsOlderForm(const std::string& found, const std::string& text) {
+  const absl::StatusOr<store::DataManifest> older = store::ParseDataManifest(found);
+  absl::StatusOr<store::DataManifest> newer = store::ParseDataManifest(text);
+  if (!older.ok() || !newer.ok()) {
+    return false;
+  }
+  for (store::DataTokens& tokens : newer->tokens) {
+    const store::DataTokens* const known = older->FindTokens(tokens.prefix);
+    if (known != nullptr && known->sample_digest.empty()) {
+      tokens.sample_digest.clear();
+    }
+  }
+  return *older == *newer;
+}
+
+// The store's manifest when it is this one, or says the same; empty without one; AlreadyExists when
+// it has another one.
+absl::StatusOr<std::string> ManifestThere(const ObjectStore& target, const std::string& text) {
   const absl::StatusOr<std::string> found =
       store::ReadFile(target, store::kDataManifest, store::kMaxDataManifestBytes);
   if (absl::IsNotFound(found.status())) {
-    return false;
+    return "";
   }
-  if (found.ok() && *found == text) {
-    return true;
+  if (found.ok() && (*found == text || IsOlderForm(*found, text))) {
+    return *found;
   }
   return found.ok() || absl::IsDataLoss(found.status())
              ? absl::AlreadyExistsError(absl::StrCat(target.Locate(store::kDataManifest),
@@ -261,14 +292,17 @@ absl::StatusOr<DataPushResult> PushData(const DataPushRequest& request,
   Push push{.source = files, .progress = progress};
   DataPushResult result;
   ASSIGN_OR_RETURN(result.manifest, Describe(source, request.kind, push));
+  RETURN_IF_ERROR(CheckUnchanged(source, result.manifest));
   const std::string text = store::WriteDataManifest(result.manifest);
   RETURN_IF_ERROR(
       store::ParseDataManifest(text).status());  // what nobody could read is not written
   result.url = target->Locate("");
   result.digest = Hex(Sha256(text));
   RETURN_IF_ERROR(Annotate(target->MakeRoot(), "URL"));
-  ASSIGN_OR_RETURN(result.was_there, HasManifest(*target, text));
-  if (result.was_there) {
+  ASSIGN_OR_RETURN(const std::string there, ManifestThere(*target, text));
+  if (!there.empty()) {
+    result.was_there = true;
+    result.digest = Hex(Sha256(there));
     return result;
   }
   push.done_bytes = 0;
@@ -279,7 +313,7 @@ absl::StatusOr<DataPushResult> PushData(const DataPushRequest& request,
   }
   const absl::Status put = target->Put(store::kDataManifest, text);
   if (absl::IsAlreadyExists(put)) {
-    RETURN_IF_ERROR(HasManifest(*target, text).status());
+    RETURN_IF_ERROR(ManifestThere(*target, text).status());
   } else {
     RETURN_IF_ERROR(put);
   }

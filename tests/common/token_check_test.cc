@@ -9,6 +9,7 @@
 #include <gtest/gtest.h>
 
 #include "common/file_writer.h"
+#include "common/token_sample.h"
 
 namespace ravel {
 namespace {
@@ -44,7 +45,8 @@ TEST_F(TokenCheckTest, TokensAndLargestIdAreThoseOfTheMappedFile) {
     WritePair(vocabulary, 70'000, 2, static_cast<int32_t>(vocabulary - 1));
     const auto mapped = TokenFile::Open(prefix_, TokenFormat::kAuto);
     ASSERT_TRUE(mapped.ok()) << mapped.status();
-    const auto all = CheckTokenFile(prefix_, TokenFormat::kAuto, {.scanned_tokens = 1 << 24});
+    const auto all =
+        CheckTokenFile(prefix_, TokenFormat::kAuto, {.scanned_tokens = 1 << 24, .sample = true});
     ASSERT_TRUE(all.ok()) << all.status();
     EXPECT_EQ(all->tokens, (*mapped)->tokens());
     EXPECT_EQ(all->largest_id, vocabulary - 1);
@@ -52,6 +54,14 @@ TEST_F(TokenCheckTest, TokensAndLargestIdAreThoseOfTheMappedFile) {
     ASSERT_TRUE(some.ok()) << some.status();
     EXPECT_EQ(some->tokens, 140'000);
     EXPECT_EQ(some->largest_id, 1) << "the last id is not scanned";
+    const absl::StatusOr<std::string> sampled =
+        TokenSampleDigest((*mapped)->tokens(), [&](int64_t begin, std::span<int32_t> ids) {
+          (*mapped)->Read(begin, ids);
+          return absl::OkStatus();
+        });
+    ASSERT_TRUE(sampled.ok());
+    EXPECT_EQ(all->sample_digest, *sampled);
+    EXPECT_EQ(some->sample_digest, "") << "it was not asked for";
   }
 }
 

@@ -37,10 +37,12 @@ class DataSetsTest : public ::testing::Test {
     Prepare();
   }
   std::string Local(const std::string& name) const { return cluster_->folder() + "/" + name; }
-  void Prepare() const {
+  // `first`: other text of the same length.
+  void Prepare(int first = 0) const {
     std::string text;
     for (int line = 0; line < 600; ++line) {
-      absl::StrAppend(&text, "line ", line * line, " of a text to learn\n");
+      absl::StrAppend(
+          &text, "line ", line * line, " of a text to learn ", (line + first) % 10, "\n");
     }
     WriteText(Local("text"), text);
     const RunResult prepared = cluster_->Ctl({"data",
@@ -218,6 +220,29 @@ TEST_F(DataSetsTest, ANodeThatComesLaterFetchesByItself) {
   cluster_->LetTrainersGo();
   ASSERT_EQ(cluster_->WaitForSuccess("far", seconds(60)), absl::OkStatus());
   EXPECT_EQ(Cached("w2", "sets"), 1);
+}
+
+// Data that was replaced under its URL, by as many other ids, is noticed at the next start.
+TEST_F(DataSetsTest, ARunGoesOnWithItsOwnDataAlone) {
+  PushAndForget();
+  ASSERT_EQ(cluster_->StartWorkers(2, cluster_->HoldFaults()), absl::OkStatus());
+  cluster_->HoldTrainersAt(6);
+  const RunResult submitted = Submit(Job("far", store_->Url("sets/web/web")));
+  ASSERT_EQ(submitted.exit_code, 0) << submitted.err;
+  ASSERT_EQ(cluster_->WaitForStep("far", 5, seconds(60)), absl::OkStatus());
+  fs::remove_all(store_->File("sets/web"));
+  Prepare(1);
+  PushAndForget();
+  cluster_->KillWorker("w1");
+  ASSERT_EQ(cluster_->StartWorker("w2"), absl::OkStatus());
+  cluster_->LetTrainersGo();
+  const absl::StatusOr<JobView> ended = cluster_->WaitForEnd("far", seconds(60));
+  ASSERT_TRUE(ended.ok()) << ended.status();
+  EXPECT_EQ(ended->state, "FAILED");
+  EXPECT_THAT(ended->message, HasSubstr("data.train[0]"));
+  EXPECT_THAT(ended->message, HasSubstr("other data cannot go on with this run"));
+  // A new job takes the data as it is now.
+  EXPECT_EQ(Train(Job("new", store_->Url("sets/web/web"))).size(), 12u);
 }
 
 // Fetched data is beneath no root of its jobs: trainers read it, jobs cannot name it.

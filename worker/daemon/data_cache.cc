@@ -9,6 +9,7 @@
 #include <cerrno>
 #include <chrono>
 #include <filesystem>
+#include <functional>
 #include <system_error>
 #include <tuple>
 #include <utility>
@@ -36,6 +37,8 @@ constexpr char kPartial[] = "partial";
 constexpr char kTrash[] = "trash";
 constexpr size_t kHashDigits = 32;
 constexpr std::chrono::milliseconds kBusyLook{100};
+// More than what fetches write while a disk is looked at, and less than files that matter.
+constexpr int64_t kSetAsideBytes = int64_t{256} << 20;
 
 std::string StemOf(const std::string& url) {
   return Hex(Sha256(url)).substr(0, kHashDigits) + "-";
@@ -57,6 +60,32 @@ int64_t BytesIn(const std::string& folder) {
     sum += counts ? static_cast<int64_t>(size) : 0;
   }
   return sum;
+}
+
+// Bytes of the folder's files, with those of the disk that are set aside for what is to come. A
+// disk that compresses has fewer blocks than bytes.
+int64_t AllocatedIn(const std::string& folder) {
+  constexpr int64_t kStatBlockBytes = 512;
+  int64_t sum = 0;
+  std::error_code error;
+  fs::directory_iterator files(folder, error);
+  for (; !error && files != fs::directory_iterator(); files.increment(error)) {
+    struct stat facts = {};
+    if (stat(files->path().c_str(), &facts) == 0) {
+      sum += std::max(static_cast<int64_t>(facts.st_size),
+                      static_cast<int64_t>(facts.st_blocks) * kStatBlockBytes);
+    }
+  }
+  return sum;
+}
+
+// Token files whose samples are not known may be any.
+bool HasSamples(const store::DataManifest& manifest, const DataSamples& samples) {
+  return std::all_of(samples.begin(), samples.end(), [&manifest](const auto& sample) {
+    const store::DataTokens* const tokens = manifest.FindTokens(sample.first);
+    return tokens == nullptr || tokens->sample_digest.empty() ||
+           tokens->sample_digest == sample.second;
+  });
 }
 
 // Sizes alone: digests were right when the set got its name.
@@ -163,6 +192,16 @@ void DataCache::LoadFolder(const std::string& name, bool ready) {
   }
 }
 
+std::map<std::string, int64_t> DataCache::FetchesLocked() const {
+  std::map<std::string, int64_t> fetches;
+  for (const auto& [key, entry] : entries_) {
+    if (entry.fetching) {
+      fetches[key] = entry.bytes;
+    }
+  }
+  return fetches;
+}
+
 int64_t DataCache::BytesLocked() const {
   int64_t sum = 0;
   for (const auto& [key, entry] : entries_) {
@@ -177,24 +216,29 @@ int64_t DataCache::bytes() const {
 }
 
 absl::StatusOr<std::shared_ptr<DataLease>> DataCache::Get(const std::string& url,
-                                                          const FetchHooks& hooks) {
+                                                          const FetchHooks& hooks,
+                                                          const DataSamples& samples) {
   const absl::StatusOr<std::unique_ptr<store::ObjectStore>> source = options_.open(url);
   const absl::StatusOr<store::DataSet> set =
       source.ok() ? store::ReadDataSet(**source) : source.status();
+  absl::Status status = set.status();
   if (set.ok()) {
-    return GetSet(**source, *set, StemOf(url) + set->digest.substr(0, kHashDigits), hooks);
+    if (HasSamples(set->manifest, samples)) {
+      return GetSet(**source, *set, StemOf(url) + set->digest.substr(0, kHashDigits), hooks);
+    }
+    status = absl::InvalidArgumentError(
+        "its data set is not the one that the job was submitted with; other data cannot go on with "
+        "this run");
   }
-  const bool refused = absl::IsPermissionDenied(set.status()) ||
-                       absl::IsUnauthenticated(set.status()) ||
-                       absl::IsFailedPrecondition(set.status());
-  if (!store::IsDataFault(set.status()) && !refused) {
-    if (std::shared_ptr<DataLease> kept = LeaseOfUrl(url)) {
-      log::Warning(absl::StrCat(
-          url, ": its copy here serves, for the store cannot be asked: ", set.status().message()));
+  const bool refused = absl::IsPermissionDenied(status) || absl::IsUnauthenticated(status) ||
+                       absl::IsFailedPrecondition(status);
+  if (set.ok() || (!store::IsDataFault(status) && !refused)) {
+    if (std::shared_ptr<DataLease> kept = LeaseOfUrl(url, samples)) {
+      log::Warning(absl::StrCat(url, ": its copy here serves: ", status.message()));
       return kept;
     }
   }
-  return set.status();
+  return status;
 }
 
 absl::StatusOr<std::shared_ptr<DataLease>> DataCache::GetSet(const store::ObjectStore& source,
@@ -226,6 +270,7 @@ absl::StatusOr<std::shared_ptr<DataLease>> DataCache::GetSet(const store::Object
     }
   }
   absl::Status fetched = Fetch(source, set, key, hooks);
+  EndFetch(key);
   if (absl::IsResourceExhausted(fetched)) {
     fetched.Update(RemoveFiles(key));  // others need the room
   }
@@ -246,30 +291,30 @@ absl::StatusOr<std::shared_ptr<DataLease>> DataCache::GetSet(const store::Object
   return std::make_shared<Lease>(shared_from_this(), key);
 }
 
-std::shared_ptr<DataLease> DataCache::LeaseOfUrl(const std::string& url) {
+std::shared_ptr<DataLease> DataCache::LeaseOfUrl(const std::string& url,
+                                                 const DataSamples& samples) {
   const std::string stem = StemOf(url);
-  std::string key;
+  std::map<int64_t, std::shared_ptr<DataLease>, std::greater<>> leases;  // by their newest use
   {
     const MutexLock lock(mutex_);
     for (auto at = entries_.lower_bound(stem); at != entries_.end() && at->first.starts_with(stem);
          ++at) {
-      const Entry& entry = at->second;
-      if (entry.ready && !entry.busy && (key.empty() || entry.used > entries_.at(key).used)) {
-        key = at->first;
+      if (at->second.ready && !at->second.busy) {
+        ++at->second.users;
+        leases[at->second.used] = std::make_shared<Lease>(shared_from_this(), at->first);
       }
     }
-    if (key.empty()) {
-      return nullptr;
-    }
-    ++entries_[key].users;
-    entries_[key].used = ++turn_;
   }
-  auto lease = std::make_shared<Lease>(shared_from_this(), key);
-  const absl::StatusOr<std::string> text = ReadWholeFile(
-      absl::StrCat(lease->folder(), "/", store::kDataManifest), store::kMaxDataManifestBytes);
-  const absl::StatusOr<store::DataManifest> manifest =
-      text.ok() ? store::ParseDataManifest(*text) : text.status();
-  return manifest.ok() && IsIntact(lease->folder(), *manifest) ? lease : nullptr;
+  for (const auto& [used, lease] : leases) {
+    const absl::StatusOr<std::string> text = ReadWholeFile(
+        absl::StrCat(lease->folder(), "/", store::kDataManifest), store::kMaxDataManifestBytes);
+    const absl::StatusOr<store::DataManifest> manifest =
+        text.ok() ? store::ParseDataManifest(*text) : text.status();
+    if (manifest.ok() && HasSamples(*manifest, samples) && IsIntact(lease->folder(), *manifest)) {
+      return lease;
+    }
+  }
+  return nullptr;
 }
 
 absl::StatusOr<bool> DataCache::Claim(const std::string& key, const FetchHooks& hooks) {
@@ -319,8 +364,24 @@ std::string DataCache::TakeVictim(const std::string& but_not) {
   return victim->first;
 }
 
+int64_t DataCache::Awaited(const std::map<std::string, int64_t>& fetches) const {
+  int64_t sum = 0;
+  for (const auto& [key, bytes] : fetches) {
+    sum += std::max<int64_t>(bytes - AllocatedIn(Path(kPartial, key)), 0);
+  }
+  return sum;
+}
+
 absl::Status DataCache::MakeRoom(const std::string& key, int64_t bytes) {
   for (;;) {
+    std::map<std::string, int64_t> others_bytes;
+    {
+      const MutexLock lock(mutex_);
+      entries_[key].bytes = 0;
+      others_bytes = FetchesLocked();
+    }
+    // Before the look at the disk: what comes meanwhile is counted twice rather than never.
+    const int64_t awaited = Awaited(others_bytes);
     struct statvfs facts = {};
     if (statvfs(options_.folder.c_str(), &facts) != 0) {
       return absl::FailedPreconditionError(ErrnoStatus(errno, options_.folder).message());
@@ -328,15 +389,22 @@ absl::Status DataCache::MakeRoom(const std::string& key, int64_t bytes) {
     const auto block = static_cast<int64_t>(facts.f_frsize);
     const int64_t kept =
         std::min(options_.keep_free_bytes, static_cast<int64_t>(facts.f_blocks) * block / 20);
-    const int64_t free = static_cast<int64_t>(facts.f_bavail) * block - kept;
-    const int64_t missing = bytes - BytesIn(Path(kPartial, key));
+    const int64_t free =
+        std::max<int64_t>(static_cast<int64_t>(facts.f_bavail) * block - kept - awaited, 0);
+    if (awaited - Awaited(others_bytes) > kSetAsideBytes) {
+      continue;  // the room of a file was set aside between the two looks
+    }
+    const int64_t missing = bytes - AllocatedIn(Path(kPartial, key));
     std::string victim;
     {
       const MutexLock lock(mutex_);
-      entries_[key].bytes = 0;
+      if (FetchesLocked() != others_bytes) {
+        continue;  // one began or ended meanwhile
+      }
       const int64_t others = BytesLocked();
       if (others + bytes <= options_.limit_bytes && missing <= free) {
         entries_[key].bytes = bytes;
+        entries_[key].fetching = true;
         return absl::OkStatus();
       }
       victim = TakeVictim(key);
@@ -350,8 +418,8 @@ absl::Status DataCache::MakeRoom(const std::string& key, int64_t bytes) {
                          FormatBytes(options_.limit_bytes),
                          ", in use ",
                          FormatBytes(others),
-                         ", free on the disk beyond what stays free ",
-                         FormatBytes(std::max<int64_t>(free, 0))));
+                         ", free on the disk beyond what stays free and what other fetches await ",
+                         FormatBytes(free)));
       }
     }
     log::Info(absl::StrCat("data cache: ", victim, " is removed to make room"));
@@ -389,6 +457,7 @@ absl::Status DataCache::Fetch(const store::ObjectStore& source,
     return absl::IsResourceExhausted(kept) ? kept : absl::FailedPreconditionError(kept.message());
   }
   const std::string whole = Path(kSets, key);
+  EndFetch(key);  // all of it is on the disk
   if (rename(partial.c_str(), whole.c_str()) != 0) {
     return absl::FailedPreconditionError(ErrnoStatus(errno, whole).message());
   }
@@ -407,6 +476,12 @@ absl::Status DataCache::RemoveFiles(const std::string& key) {
     }
   }
   return absl::OkStatus();
+}
+
+// Nothing more is written to its part.
+void DataCache::EndFetch(const std::string& key) {
+  const MutexLock lock(mutex_);
+  entries_[key].fetching = false;
 }
 
 // The entry stays, for another thread to try.

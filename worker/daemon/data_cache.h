@@ -25,6 +25,9 @@ struct DataCacheOptions {
   store::OpenFunction open;
 };
 
+// TokenSampleDigest of the token files of a set, by their prefix, where they are known.
+using DataSamples = std::map<std::string, std::string>;
+
 // A URL's files are kept while there is one. Thread-safe.
 class DataLease {
  public:
@@ -44,10 +47,13 @@ class DataCache : public std::enable_shared_from_this<DataCache> {
 
   // The data set at a URL, fetched if it is not here; waits for another thread that fetches it,
   // and tells that one's bytes.
-  // When its store does not answer, a copy of the same URL that is here serves. Entries that nobody
-  // uses go, the least recently used first, to keep the limit. Blocks. Errors: those of ReadDataSet
-  // and FetchDataSet; ResourceExhausted when there is no room for it.
-  absl::StatusOr<std::shared_ptr<DataLease>> Get(const std::string& url, const FetchHooks& hooks);
+  // When its store does not answer, or has other token files than `samples` says, a copy of the
+  // same URL that is here and has those serves. Entries that nobody uses go, the least recently
+  // used first, to keep the limit. Blocks. Errors: those of ReadDataSet and FetchDataSet;
+  // InvalidArgument for a set with other samples; ResourceExhausted when there is no room for it.
+  absl::StatusOr<std::shared_ptr<DataLease>> Get(const std::string& url,
+                                                 const FetchHooks& hooks,
+                                                 const DataSamples& samples = {});
 
   // Bytes of all entries, as they count for the limit.
   int64_t bytes() const;
@@ -56,8 +62,9 @@ class DataCache : public std::enable_shared_from_this<DataCache> {
 
  private:
   struct Entry {
-    bool ready = false;  // whole, in `sets`; else some part of it may be in `partial`
-    bool busy = false;   // one thread fetches, checks or removes it
+    bool ready = false;     // whole, in `sets`; else some part of it may be in `partial`
+    bool busy = false;      // one thread fetches, checks or removes it
+    bool fetching = false;  // it has room for `bytes`, and may not have taken all of it
     int64_t users = 0;
     int64_t bytes = 0;
     int64_t moved = 0;  // bytes that have come while it was busy
@@ -74,20 +81,25 @@ class DataCache : public std::enable_shared_from_this<DataCache> {
                                                     const store::DataSet& set,
                                                     const std::string& key,
                                                     const FetchHooks& hooks);
-  // The newest entry of the URL that is whole; nullptr without one.
-  std::shared_ptr<DataLease> LeaseOfUrl(const std::string& url);
+  // The newest entry of the URL that is whole and has these samples; nullptr without one.
+  std::shared_ptr<DataLease> LeaseOfUrl(const std::string& url, const DataSamples& samples);
   // Waits until this thread has the entry: true when it is whole and leased, false when it is busy
   // for this thread.
   absl::StatusOr<bool> Claim(const std::string& key, const FetchHooks& hooks);
   absl::Status MakeRoom(const std::string& key, int64_t bytes);
   // Marks the entry to be removed next as busy; empty when all are in use.
   std::string TakeVictim(const std::string& but_not) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Bytes of the data sets that are being fetched, whole, by key.
+  std::map<std::string, int64_t> FetchesLocked() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Bytes that these have yet to take of the disk.
+  int64_t Awaited(const std::map<std::string, int64_t>& fetches) const;
   int64_t BytesLocked() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status Fetch(const store::ObjectStore& source,
                      const store::DataSet& set,
                      const std::string& key,
                      const FetchHooks& hooks);
   absl::Status RemoveFiles(const std::string& key);
+  void EndFetch(const std::string& key);
   void Leave(const std::string& key);
   void Forget(const std::string& key);
   void Release(const std::string& key);

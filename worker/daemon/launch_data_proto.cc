@@ -71,13 +71,17 @@ absl::StatusOr<std::vector<NamedDataUrl>> DataUrlsOf(const v1::StartTrainer& sta
   if (!job.ParseFromString(start.job())) {
     return urls;
   }
-  for (int i = 0; i < job.train_size(); ++i) {
-    RETURN_IF_ERROR(
-        AddUrl(absl::StrCat("spec.data.train[", i, "].path"), job.train(i).path(), false, urls));
-  }
-  for (int i = 0; i < job.validation_size(); ++i) {
-    RETURN_IF_ERROR(AddUrl(
-        absl::StrCat("spec.data.validation[", i, "].path"), job.validation(i).path(), false, urls));
+  for (const auto& [name, sources] :
+       {std::pair("train", &job.train()), std::pair("validation", &job.validation())}) {
+    for (int i = 0; i < sources->size(); ++i) {
+      const v1::PlannedSource& source = sources->Get(i);
+      const size_t before = urls.size();
+      RETURN_IF_ERROR(
+          AddUrl(absl::StrCat("spec.data.", name, "[", i, "].path"), source.path(), false, urls));
+      if (urls.size() > before) {
+        urls.back().sample_digest = source.sample_digest();
+      }
+    }
   }
   RETURN_IF_ERROR(AddUrl("spec.data.tokenizer", job.tokenizer(), false, urls));
   RETURN_IF_ERROR(AddUrl("spec.model.from", job.model_from(), true, urls));
@@ -231,6 +235,12 @@ LaunchData::Fetched LaunchData::FetchAll(DataCache& cache,
                                          const std::vector<NamedDataUrl>& urls,
                                          const FetchHooks& hooks) {
   Fetched fetched;
+  std::map<std::string, DataSamples> samples;  // by folder
+  for (const NamedDataUrl& named : urls) {
+    if (!named.sample_digest.empty()) {
+      samples[named.folder][named.member] = named.sample_digest;
+    }
+  }
   for (const NamedDataUrl& named : urls) {
     const auto fail = [&](const absl::Status& status) {
       fetched.status = Annotate(status, absl::StrCat(named.field, ": ", named.url));
@@ -239,7 +249,8 @@ LaunchData::Fetched LaunchData::FetchAll(DataCache& cache,
     };
     std::shared_ptr<DataLease>& lease = fetched.leases[named.folder];
     if (lease == nullptr) {
-      absl::StatusOr<std::shared_ptr<DataLease>> got = cache.Get(named.folder, hooks);
+      absl::StatusOr<std::shared_ptr<DataLease>> got =
+          cache.Get(named.folder, hooks, samples[named.folder]);
       if (!got.ok()) {
         return fail(got.status());
       }

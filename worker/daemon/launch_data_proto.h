@@ -21,10 +21,11 @@ namespace ravel::daemon {
 
 // One path of a job that is a URL.
 struct NamedDataUrl {
-  std::string field;        // spec.data.train[0].path
-  std::string url;          // as the job names it
-  std::string folder = {};  // URL of the data set
-  std::string member = {};  // file or prefix in it; empty: the folder itself
+  std::string field;               // spec.data.train[0].path
+  std::string url;                 // as the job names it
+  std::string folder = {};         // URL of the data set
+  std::string member = {};         // file or prefix in it; empty: the folder itself
+  std::string sample_digest = {};  // of token files; empty: not known
 };
 // InvalidArgument names the field whose URL is none. A job that cannot be read names none.
 absl::StatusOr<std::vector<NamedDataUrl>> DataUrlsOf(const v1::StartTrainer& start);

@@ -57,6 +57,7 @@ v1::LookResult ToProto(int64_t look_id, const absl::StatusOr<PathFacts>& facts) 
     added.set_error(file.error);
     added.set_tokens(file.tokens);
     added.set_largest_id(file.largest_id);
+    added.set_sample_digest(file.sample_digest);
   }
   result.set_tokenizer(facts->tokenizer);
   result.set_model_error(facts->model.error);

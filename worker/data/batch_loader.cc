@@ -7,8 +7,30 @@
 
 #include "common/check.h"
 #include "common/signed_size.h"
+#include "common/token_sample.h"
 
 namespace ravel::data {
+namespace {
+
+// The file's ids are those that the job was submitted with, where that is known.
+absl::Status CheckSample(const plan::DataSource& source, const TokenFile& file) {
+  if (source.sample_digest.empty()) {
+    return absl::OkStatus();
+  }
+  ASSIGN_OR_RETURN(const std::string digest,
+                   TokenSampleDigest(file.tokens(), [&file](int64_t begin, std::span<int32_t> ids) {
+                     file.Read(begin, ids);
+                     return absl::OkStatus();
+                   }));
+  return digest == source.sample_digest
+             ? absl::OkStatus()
+             : absl::InvalidArgumentError(
+                   absl::StrCat(source.path,
+                                ": expected the ids that the job was submitted with, found as many "
+                                "others; other data cannot go on with this run"));
+}
+
+}  // namespace
 
 BatchLoader::BatchLoader(const BatchShape& shape, uint64_t seed)
     : shape_(shape), seed_(seed), row_(Size(shape.sequence_tokens + 1)) {}
@@ -49,6 +71,7 @@ absl::Status BatchLoader::OpenSplit(const std::vector<plan::DataSource>& sources
                                                      (*file)->tokens(),
                                                      "; other data cannot go on with this run"));
     }
+    RETURN_IF_ERROR(Annotate(CheckSample(source, **file), absl::StrCat(field, "[", i, "]")));
     const int64_t samples = plan::SampleCount((*file)->tokens(), shape_.sequence_tokens);
     if (samples < 1) {
       return absl::InvalidArgumentError(absl::StrCat(field,

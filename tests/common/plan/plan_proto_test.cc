@@ -65,7 +65,7 @@ JobSpec FullSpec() {
   spec.namespace_name = "team";
   spec.model_from = "/models/a";
   spec.init_std = 0.03;
-  spec.data.train = {{.path = "/data/a", .weight = 2.5, .tokens = 1000}, {.path = "/data/b"}};
+  spec.data.train = {{.path = "/a", .weight = 2.5, .tokens = 1000, .sample_digest = "d"}, {"/b"}};
   spec.data.validation = {{.path = "/data/v"}};
   spec.data.format = TokenFormat::kFlatU16;
   spec.data.passes = 3;
@@ -296,7 +296,7 @@ TEST(JobProto, EveryFieldOfTheStructIsKnown) {
                gather_window_bytes,
                staging_window_bytes] = spec;
   const auto& [train, validation, format, sequence_length, passes, tokenizer] = data;
-  const auto& [path, weight, tokens] = train.front();
+  const auto& [path, weight, tokens, sample_digest] = train.front();
   (void)optimizer;  // below
   const auto& [kind, warmup_steps, min_ratio] = schedule;
   const auto& [sizes, grow_delay_ms, grow_every_ms] = elastic;
@@ -305,7 +305,7 @@ TEST(JobProto, EveryFieldOfTheStructIsKnown) {
   EXPECT_TRUE(name == "plan" && tokens == 1000 && layer_drop == 0.25 && tensor_chunks == 8);
   EXPECT_EQ(warmup_steps + grow_delay_ms + max_failures, 7 + 1 + 1);
   EXPECT_EQ(units.size(), tensor == 4 && sequence_parallel && tensor_across_nodes ? 2u : 0u);
-  EXPECT_TRUE(recipe.history == 77 && loss_scale.growth_interval == 9);
+  EXPECT_TRUE(recipe.history == 77 && loss_scale.growth_interval == 9 && sample_digest == "d");
 }
 
 TEST(JobProto, ARecipeTravels) {

@@ -23,7 +23,7 @@ std::string Sum(const std::string& content) {
 DataManifest TwoFiles() {
   DataManifest manifest;
   manifest.files = {{"web.bin", 4, Sum("abcd")}, {"web.idx", 2, Sum("ef")}};
-  manifest.tokens = {{"web", 2, 77}};
+  manifest.tokens = {{"web", 2, 77, Sum("ids")}};
   return manifest;
 }
 
@@ -90,6 +90,8 @@ TEST(DataSetTest, WhatIsNotAsExpectedIsNamed) {
   ExpectRefused(Changed("\"web.bin\"", "\"web.idx\""), "once");
   ExpectRefused(Changed(Sum("abcd"), Sum("abcd").substr(1)), "sha256");
   ExpectRefused(Changed(Sum("abcd"), std::string(64, 'G')), "sha256");
+  ExpectRefused(Changed(Sum("ids"), Sum("ids").substr(1)), "sampleDigest");
+  ExpectRefused(Changed('"' + Sum("ids") + '"', "7"), "sampleDigest");
   ExpectRefused(Changed("\"prefix\": \"web\"", "\"prefix\": \"other\""), "prefix");
   ExpectRefused(R"({"schemaVersion": "ravel-data/v1", "kind": "model", "files": []})", "at least");
   ExpectRefused(std::string(kMaxDataManifestBytes + 1, ' '), "size");
@@ -152,6 +154,7 @@ TEST_F(DataSetLookTest, FactsComeFromTheManifestInTheOrderOfTheQuery) {
   EXPECT_EQ(facts.token_files[0].error, "");
   EXPECT_EQ(facts.token_files[0].tokens, 2);
   EXPECT_EQ(facts.token_files[0].largest_id, 77);
+  EXPECT_EQ(facts.token_files[0].sample_digest, Sum("ids"));
   EXPECT_THAT(facts.token_files[1].error, HasSubstr("/not/there"));
   EXPECT_FALSE(facts.tokenizer);
   EXPECT_EQ(opened_, 1) << "one manifest, however many paths name the data set";

@@ -130,6 +130,7 @@ TEST(FleetMessages, ALookAndItsResultAreCarriedWhole) {
   result.add_token_files()->set_error("bad");
   result.add_token_files()->set_tokens(5);
   result.mutable_token_files(1)->set_largest_id(3);
+  result.mutable_token_files(1)->set_sample_digest(std::string(64, 'a'));
   result.set_tokenizer(true);
   result.set_model_error("no config");
   result.set_model_config("{}");
@@ -145,6 +146,10 @@ TEST(FleetMessages, ALookAndItsResultAreCarriedWhole) {
   EXPECT_EQ(found.facts.token_files[0].error, "bad");
   EXPECT_EQ(found.facts.token_files[1].tokens, 5);
   EXPECT_EQ(found.facts.token_files[1].largest_id, 3);
+  EXPECT_EQ(found.facts.token_files[1].sample_digest, std::string(64, 'a'));
+  v1::Up wrong = up;
+  wrong.mutable_look()->mutable_token_files(1)->set_sample_digest("a");
+  EXPECT_TRUE(absl::IsInvalidArgument(FromProto(wrong).status()));
   EXPECT_TRUE(found.facts.tokenizer);
   EXPECT_EQ(found.facts.model.error, "no config");
   EXPECT_EQ(found.facts.model.config, "{}");

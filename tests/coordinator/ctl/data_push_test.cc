@@ -66,6 +66,26 @@ TEST_F(DataPushTest, TheSameOnceMoreIsFine) {
   EXPECT_EQ(again->copied_files, 0);
 }
 
+// A manifest of a release that did not sample ids stays as it is.
+TEST_F(DataPushTest, TheSameFilesInAnOlderManifestAreFine) {
+  ASSERT_TRUE(Push().ok());
+  store::DataManifest older = Pushed()->manifest;
+  ASSERT_EQ(older.tokens[0].sample_digest.size(), 64u);
+  for (store::DataTokens& tokens : older.tokens) {
+    tokens.sample_digest.clear();
+  }
+  const std::string text = store::WriteDataManifest(older);
+  testing::WriteText(Path("store/sets/web/ravel-data.json"), text);
+  const absl::StatusOr<DataPushResult> again = Push();
+  ASSERT_TRUE(again.ok()) << again.status();
+  EXPECT_TRUE(again->was_there);
+  EXPECT_EQ(again->digest, Hex(Sha256(text))) << "that of what is there";
+  EXPECT_EQ(testing::ReadText(Path("store/sets/web/ravel-data.json")), text);
+  older.tokens[0].tokens += 1;
+  testing::WriteText(Path("store/sets/web/ravel-data.json"), store::WriteDataManifest(older));
+  EXPECT_TRUE(absl::IsAlreadyExists(Push().status()));
+}
+
 TEST_F(DataPushTest, AnInterruptedPushGoesOn) {
   ASSERT_TRUE(Push().ok());
   std::filesystem::remove(Path("store/sets/web/ravel-data.json"));

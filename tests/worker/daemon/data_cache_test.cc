@@ -14,6 +14,8 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sched.h>
+#include <sys/mount.h>
 
 #include "common/crypto.h"
 #include "common/fault_point.h"
@@ -64,7 +66,25 @@ class WatchedStore : public store::FileStore {
 class DataCacheTest : public ::testing::Test {
  protected:
   void SetUp() override { cache_ = *Open(100000); }
-  void TearDown() override { ASSERT_TRUE(fault::Configure("").ok()); }
+  void TearDown() override {
+    ASSERT_TRUE(fault::Configure("").ok());
+    if (mounted_) {
+      cache_.reset();
+      umount2(CacheFolder().c_str(), MNT_DETACH);
+    }
+  }
+
+  std::string CacheFolder() const { return scratch_.path() + "/cache"; }
+  // A cache on a disk of its own, seen by this process alone; false: the kernel grants none.
+  bool PutOnSmallDisk(int64_t bytes) {
+    cache_.reset();
+    const std::string size = "size=" + std::to_string(bytes);
+    mounted_ = unshare(CLONE_NEWNS) == 0 &&
+               mount("none", "/", nullptr, MS_REC | MS_PRIVATE, nullptr) == 0 &&
+               mount("tmpfs", CacheFolder().c_str(), "tmpfs", 0, size.c_str()) == 0;
+    cache_ = *Open(int64_t{1} << 40);
+    return mounted_;
+  }
 
   // Data sets are folders below `stores`, and their URLs the names of these.
   std::string StorePath(const std::string& url) const { return scratch_.path() + "/stores/" + url; }
@@ -80,7 +100,7 @@ class DataCacheTest : public ::testing::Test {
                        store::WriteDataManifest(manifest));
   }
   absl::StatusOr<std::shared_ptr<DataCache>> Open(int64_t limit_bytes, int64_t keep_free = 0) {
-    return DataCache::Open({.folder = scratch_.path() + "/cache",
+    return DataCache::Open({.folder = CacheFolder(),
                             .limit_bytes = limit_bytes,
                             .keep_free_bytes = keep_free,
                             .open = [this](const std::string& url)
@@ -118,6 +138,7 @@ class DataCacheTest : public ::testing::Test {
   }
 
   testing::ScratchFolder scratch_;
+  bool mounted_ = false;
   StoreEvents events_;
   std::shared_ptr<DataCache> cache_;
 };
@@ -237,6 +258,45 @@ TEST_F(DataCacheTest, ADiskWithoutRoomIsNotWrittenTo) {
   cache_ = *Open(int64_t{1} << 60, int64_t{1} << 60);
   EXPECT_TRUE(absl::IsResourceExhausted(Pass("two")));
   EXPECT_EQ(events_.file_opens, opens);
+}
+
+TEST_F(DataCacheTest, RoomThatAnotherFetchAwaitsIsNotGivenTwice) {
+  if (!PutOnSmallDisk(1 << 20)) {
+    GTEST_SKIP() << "this process may not mount a file system";
+  }
+  MakeSet("one", 600'000);
+  MakeSet("two", 600'000);
+  std::atomic<bool> go = false;
+  events_.before = [&go] {
+    EXPECT_TRUE(testing::Eventually(seconds(20), [&go] { return go.load(); }));
+    return absl::OkStatus();
+  };
+  std::thread first([this] { EXPECT_TRUE(Pass("one").ok()); });
+  EXPECT_TRUE(testing::Eventually(seconds(20), [this] { return events_.file_opens == 1; }));
+  const absl::Status refused = Pass("two");
+  EXPECT_TRUE(absl::IsResourceExhausted(refused)) << refused;
+  EXPECT_EQ(events_.file_opens, 1) << "not a byte of it was read";
+  go = true;
+  first.join();
+  EXPECT_TRUE(Pass("two").ok()) << "the first one is not in use any more, and goes";
+}
+
+// What is set aside for the rest of a file is room for that rest.
+TEST_F(DataCacheTest, AFetchThatIsCutOffHasTheRoomThatItHadTaken) {
+  if (!PutOnSmallDisk(1 << 20)) {
+    GTEST_SKIP() << "this process may not mount a file system";
+  }
+  MakeSet("web", 1'400'000);
+  store::DataManifest one;  // of its two files
+  const std::string content = testing::ReadText(StorePath("web") + "/a.bin");
+  one.files = {{"a.bin", std::ssize(content), Hex(Sha256(content))}};
+  testing::WriteText(StorePath("web") + "/" + store::kDataManifest, store::WriteDataManifest(one));
+  ASSERT_TRUE(fault::Configure("data_fetch.piece@1:error=cut off").ok());
+  EXPECT_FALSE(Pass("web").ok());
+  EXPECT_LT(fs::space(CacheFolder()).available, 500'000u);
+  ASSERT_TRUE(fault::Configure("").ok());
+  const absl::Status passed = Pass("web");
+  EXPECT_TRUE(passed.ok()) << passed;
 }
 
 TEST_F(DataCacheTest, AFetchThatIsCutOffGoesOnWhereItWas) {
@@ -382,6 +442,40 @@ TEST_F(DataCacheTest, WhoWaitsTakesOverFromAFetchThatIsGivenUp) {
   EXPECT_TRUE(absl::IsCancelled(first)) << first;
   ASSERT_TRUE(second.ok()) << second.status();
   EXPECT_EQ(Content(**second, "b.bin"), std::string(500, 'x'));
+}
+
+TEST_F(DataCacheTest, OnlyASetWithTheSamplesOfTheJobServes) {
+  const auto samples = [](char letter) {
+    return DataSamples{{"t", Hex(Sha256(std::string(1, letter)))}, {"unknown", "any"}};
+  };
+  const auto make = [&](char letter) {
+    store::DataManifest manifest;
+    fs::create_directories(StorePath("web"));
+    for (const char* name : {"t.bin", "t.idx"}) {
+      const std::string content(10, letter);
+      manifest.files.push_back({name, std::ssize(content), Hex(Sha256(content))});
+      testing::WriteText(StorePath("web") + "/" + name, content);
+    }
+    manifest.tokens = {{"t", 5, 3, samples(letter).at("t")}};
+    testing::WriteText(StorePath("web") + "/" + store::kDataManifest,
+                       store::WriteDataManifest(manifest));
+  };
+  const auto served = [&](char letter) {
+    const auto lease = cache_->Get("web", {}, samples(letter));
+    return lease.ok() ? Content(**lease, "t.bin").substr(0, 1)
+                      : std::string(lease.status().message());
+  };
+  make('a');
+  EXPECT_THAT(served('b'), HasSubstr("not the one that the job was submitted with"));
+  EXPECT_EQ(events_.file_opens, 0) << "nothing was fetched";
+  EXPECT_EQ(served('a'), "a");
+  make('b');
+  EXPECT_EQ(served('a'), "a") << "the copy that is here";
+  EXPECT_EQ(served('b'), "b");
+  events_.manifest_away = true;
+  EXPECT_EQ(served('a'), "a");
+  EXPECT_EQ(served('b'), "b");
+  EXPECT_THAT(served('c'), HasSubstr("connection refused"));
 }
 
 TEST_F(DataCacheTest, WithoutItsStoreACopyServesAndWithoutACopyNothing) {

@@ -7,6 +7,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "common/token_check.h"
+
 namespace ravel::data {
 namespace {
 
@@ -127,6 +129,27 @@ TEST_F(BatchLoaderTest, AFileThatIsNoLongerTheSubmittedOneIsRefused) {
   EXPECT_THAT(std::string(Open().status().message()),
               HasSubstr("data.train[0]: " + folder_ +
                         "/train: expected 1001 ids as when the job was submitted, got 1000"));
+}
+
+TEST_F(BatchLoaderTest, AFileOfAsManyOtherIdsIsRefused) {
+  const absl::StatusOr<TokenFileFacts> facts =
+      CheckTokenFile(folder_ + "/train", TokenFormat::kFlatU16, {.sample = true});
+  ASSERT_TRUE(facts.ok()) << facts.status();
+  spec_.data.train[0].tokens = facts->tokens;
+  spec_.data.train[0].sample_digest = facts->sample_digest;
+  EXPECT_TRUE(Open().ok());
+  std::vector<uint16_t> ids(1001);
+  for (size_t i = 0; i < ids.size(); ++i) {
+    ids[i] = static_cast<uint16_t>((i + 1) % 500);
+  }
+  Write("train", ids);
+  const absl::Status status = Open().status();
+  EXPECT_TRUE(absl::IsInvalidArgument(status)) << status;
+  EXPECT_THAT(std::string(status.message()),
+              HasSubstr("data.train[0]: " + folder_ +
+                        "/train: expected the ids that the job was submitted with"));
+  spec_.data.train[0].sample_digest.clear();  // of a job that was submitted without a look
+  EXPECT_TRUE(Open().ok());
 }
 
 TEST_F(BatchLoaderTest, BadFilesNameTheField) {

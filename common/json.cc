@@ -141,6 +141,70 @@ class Builder {
   Value root_;
 };
 
+// Looks for a member of the outermost object, and keeps only what its value is.
+class MemberKind {
+ public:
+  static constexpr std::size_t max_object_size = std::size_t(-1);
+  static constexpr std::size_t max_array_size = std::size_t(-1);
+  static constexpr std::size_t max_key_size = std::size_t(-1);
+  static constexpr std::size_t max_string_size = std::size_t(-1);
+  using Error = boost::json::error_code;
+  using Text = boost::json::string_view;
+
+  explicit MemberKind(std::string_view name) : name_(name) {}
+  bool is_object() const { return is_object_; }  // of equal names the last counts
+
+  bool on_document_begin(Error&) { return true; }
+  bool on_document_end(Error&) { return true; }
+  bool on_object_begin(Error&) { return Meet(true, 1); }
+  bool on_object_end(std::size_t, Error&) { return Leave(); }
+  bool on_array_begin(Error&) { return Meet(false, 1); }
+  bool on_array_end(std::size_t, Error&) { return Leave(); }
+  bool on_key_part(Text part, std::size_t, Error&) {
+    if (depth_ == 1 && key_.size() <= name_.size()) {
+      key_.append(part.data(), part.size());
+    }
+    return true;
+  }
+  bool on_key(Text part, std::size_t size, Error& error) {
+    on_key_part(part, size, error);
+    is_named_ = depth_ == 1 && in_object_ && key_ == name_;
+    key_.clear();
+    return true;
+  }
+  bool on_string_part(Text, std::size_t, Error&) { return true; }
+  bool on_string(Text, std::size_t, Error&) { return Meet(false, 0); }
+  bool on_number_part(Text, Error&) { return true; }
+  bool on_int64(int64_t, Text, Error&) { return Meet(false, 0); }
+  bool on_uint64(uint64_t, Text, Error&) { return Meet(false, 0); }
+  bool on_double(double, Text, Error&) { return Meet(false, 0); }
+  bool on_bool(bool, Error&) { return Meet(false, 0); }
+  bool on_null(Error&) { return Meet(false, 0); }
+  bool on_comment_part(Text, Error&) { return true; }
+  bool on_comment(Text, Error&) { return true; }
+
+ private:
+  bool Meet(bool is_object, int deeper) {
+    in_object_ = depth_ == 0 ? is_object : in_object_;
+    if (depth_ == 1 && std::exchange(is_named_, false)) {
+      is_object_ = is_object;
+    }
+    depth_ += deeper;
+    return true;
+  }
+  bool Leave() {
+    --depth_;
+    return true;
+  }
+
+  const std::string name_;
+  std::string key_;
+  int depth_ = 0;
+  bool in_object_ = false;  // the outermost value is one
+  bool is_named_ = false;   // the next value is that of `name_`
+  bool is_object_ = false;
+};
+
 absl::Status ErrorAt(std::string_view text, std::size_t offset, const std::string& message) {
   int line = 1;
   int column = 1;
@@ -394,10 +458,17 @@ bool Member::operator==(const Member& other) const {
   return name == other.name && value == other.value;
 }
 
-absl::StatusOr<Value> Parse(std::string_view text) {
+namespace {
+
+boost::json::parse_options ParseOptions() {
   boost::json::parse_options options;
   options.max_depth = kMaxDepth;
-  boost::json::basic_parser<Builder> parser(options);
+  return options;
+}
+
+// Gives the parser all of the text; its handler has heard a whole document then.
+template <typename Parser>
+absl::Status Feed(std::string_view text, Parser& parser) {
   boost::json::error_code error;
   const std::size_t used = parser.write_some(true, text.data(), text.size(), error);
   if (error) {
@@ -410,7 +481,24 @@ absl::StatusOr<Value> Parse(std::string_view text) {
   if (error) {
     return ErrorAt(text, text.size(), "the JSON document is incomplete");
   }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::StatusOr<Value> Parse(std::string_view text) {
+  boost::json::basic_parser<Builder> parser(ParseOptions());
+  RETURN_IF_ERROR(Feed(text, parser));
   return parser.handler().Take();
+}
+
+absl::Status CheckHasObject(std::string_view text, std::string_view member) {
+  boost::json::basic_parser<MemberKind> parser(ParseOptions(), member);
+  RETURN_IF_ERROR(Feed(text, parser));
+  return parser.handler().is_object()
+             ? absl::OkStatus()
+             : absl::InvalidArgumentError(absl::StrCat(
+                   "expected an object whose member \"", std::string(member), "\" is an object"));
 }
 
 std::string Serialize(const Value& value) {

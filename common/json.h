@@ -86,6 +86,10 @@ struct Member {
 // say "line 3, column 14: ..." (from 1; bytes, not characters).
 absl::StatusOr<Value> Parse(std::string_view text);
 
+// OK for one JSON document, at most 64 levels deep, that is an object whose member of that name is
+// an object, too. Keeps nothing of it, whatever its size. Errors as Parse's.
+absl::Status CheckHasObject(std::string_view text, std::string_view member);
+
 // On one line, without spaces. Doubles print with the fewest digits that give the same double back;
 // what JSON cannot say (infinities, NaN) becomes null. Invalid UTF-8 is replaced by U+FFFD.
 std::string Serialize(const Value& value);

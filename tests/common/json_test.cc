@@ -63,6 +63,30 @@ TEST(Json, ErrorsSayWhereTheyAre) {
   EXPECT_FALSE(Parse(std::string(100, '[')).ok());  // deeper than the limit, not a crash
 }
 
+TEST(Json, AMemberOfTheOutermostObjectIsFoundWithoutKeepingAnything) {
+  const auto has = [](std::string_view text) { return CheckHasObject(text, "model").ok(); };
+  EXPECT_TRUE(has(R"({"version": "1.0", "a": [{"model": 1}], "model": {"type": "BPE"}})"));
+  EXPECT_TRUE(has(R"({"mo\u0064el": {}})"));
+  EXPECT_TRUE(has(R"({"model": 1, "model": {}})")) << "of equal names the last counts";
+  for (const char* text : {R"({})",
+                           R"({"model": "x"})",
+                           R"({"model": []})",
+                           R"({"model": {}, "model": null})",
+                           R"({"models": {}})",
+                           R"({"a": {"model": {}}})",
+                           R"([{"model": {}}])",
+                           R"(["model", {}])",
+                           R"({"model": {})",
+                           R"({"model": {}} x)",
+                           R"("model")",
+                           ""}) {
+    EXPECT_FALSE(has(text)) << text;
+  }
+  const std::string long_key = R"({")" + std::string(100'000, 'm') + R"(": 1, "model": {"x": 1}})";
+  EXPECT_TRUE(has(long_key));
+  EXPECT_FALSE(has(R"({"model": )" + std::string(100, '[') + std::string(100, ']') + "}"));
+}
+
 TEST(Json, InvalidUtf8IsReplacedInOutput) {
   EXPECT_EQ(Serialize(Value("a\xff"
                             "b")),

@@ -114,6 +114,7 @@ TEST_F(HostileJobTest, PathsThatAreNoFilesAreRefused) {
   std::filesystem::create_symlink(Path("loop.bin"), Path("loop.bin"));
   std::filesystem::create_symlink("/proc/self/environ", Path("environ.bin"));
   WriteText(Path("secret.json"), "TOKEN=secret\n");
+  WriteText(Path("keys.json"), R"({"token": "secret", "model": "none"})");
   for (const std::string& path : {Path("pipe.bin"),
                                   Path("zero.bin"),
                                   Path("loop.bin"),
@@ -125,8 +126,10 @@ TEST_F(HostileJobTest, PathsThatAreNoFilesAreRefused) {
     ExpectRefused(Submit(ToYaml(job)), "data");
     cluster_->Ctl({"delete", "paths", "--force"});
   }
-  for (const std::string& path :
-       {Path("pipe.bin"), std::string("/proc/self/environ"), Path("secret.json")}) {
+  for (const std::string& path : {Path("pipe.bin"),
+                                  std::string("/proc/self/environ"),
+                                  Path("secret.json"),
+                                  Path("keys.json")}) {
     const std::string text = ToYaml(Job("tokenizer"));
     ASSERT_TRUE(absl::StrContains(text, "  data:\n")) << text;
     ExpectRefused(Submit(absl::StrReplaceAll(

@@ -236,7 +236,7 @@ TEST_F(HostileRequestsTest, TheCoordinatorNeedsNoneOfTheFiles) {
   }
   std::filesystem::create_directories(Path("data/model"));
   WriteTokens(Path("data/tokens.bin"), 20000, TinyJob().vocabulary);
-  WriteText(Path("data/tokens.bin.tokenizer.json"), "{}");
+  WriteText(Path("data/tokens.bin.tokenizer.json"), R"({"model": {}})");
   WriteText(Path("data/model/config.json"),
             R"({"model_type": "llama", "vocab_size": 97, "hidden_size": 36,
                 "intermediate_size": 52, "num_hidden_layers": 1, "num_attention_heads": 6,

@@ -29,6 +29,7 @@ namespace {
 
 // Complete saves that stay in the store while no coordinator answers.
 constexpr int64_t kMostUnanswered = 4;
+constexpr char kTokenizerFile[] = "tokenizer.json";
 constexpr int64_t kMaxTokenizerBytes = int64_t{256} << 20;
 constexpr int64_t kMaxSmallFileBytes = int64_t{1} << 20;
 
@@ -38,8 +39,9 @@ absl::StatusOr<std::string> ReadPath(const std::string& path, int64_t max_bytes)
   return store::ReadFile(root, path.substr(path.find_first_not_of('/')), max_bytes);
 }
 
-// config.json, and what a tokenizer needs: from the job's tokenizer, or from the directory that the
-// model came from.
+// What checkpoints carry to whoever reads them: a tokenizer is one, and no other file that somebody
+// has named. config.json, and what a tokenizer needs: from the job's tokenizer, or from the
+// directory that the model came from.
 absl::StatusOr<std::vector<checkpoint::HuggingFaceFile>> SmallFiles(const plan::JobSpec& spec) {
   std::vector<checkpoint::HuggingFaceFile> files;
   files.push_back({"config.json", plan::WriteHuggingFaceConfig(*spec.model)});
@@ -49,16 +51,20 @@ absl::StatusOr<std::vector<checkpoint::HuggingFaceFile>> SmallFiles(const plan::
       return absl::OkStatus();
     }
     RETURN_IF_ERROR(content.status());
+    if (name == kTokenizerFile) {
+      RETURN_IF_ERROR(Annotate(json::CheckHasObject(*content, "model"),
+                               absl::StrCat(path, ": expected a tokenizer.json")));
+    }
     files.push_back({name, *content});
     return absl::OkStatus();
   };
   if (!spec.data.tokenizer.empty()) {
-    RETURN_IF_ERROR(add(spec.data.tokenizer, "tokenizer.json", kMaxTokenizerBytes));
+    RETURN_IF_ERROR(add(spec.data.tokenizer, kTokenizerFile, kMaxTokenizerBytes));
   }
   if (!spec.model_from.empty()) {
     if (spec.data.tokenizer.empty()) {
-      RETURN_IF_ERROR(
-          add(spec.model_from + "/tokenizer.json", "tokenizer.json", kMaxTokenizerBytes));
+      RETURN_IF_ERROR(add(
+          absl::StrCat(spec.model_from, "/", kTokenizerFile), kTokenizerFile, kMaxTokenizerBytes));
     }
     for (const char* name :
          {"tokenizer_config.json", "special_tokens_map.json", "generation_config.json"}) {
@@ -118,7 +124,7 @@ absl::StatusOr<std::unique_ptr<Saver>> Saver::Create(const Assignment& assignmen
   if (assignment.rank == 0) {
     auto files = SmallFiles(assignment.spec);
     if (!files.ok()) {
-      return WithCode(files.status(), ExitCode::kStore);
+      return WithCode(files.status(), ExitCode::kData);
     }
     options.hugging_face_files = *std::move(files);
     options.most_unanswered = kMostUnanswered;

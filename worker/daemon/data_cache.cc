@@ -26,6 +26,7 @@
 #include "common/file_writer.h"
 #include "common/logging.h"
 #include "common/time_text.h"
+#include "common/token_check.h"
 
 namespace ravel::daemon {
 namespace {
@@ -86,6 +87,19 @@ bool HasSamples(const store::DataManifest& manifest, const DataSamples& samples)
     return tokens == nullptr || tokens->sample_digest.empty() ||
            tokens->sample_digest == sample.second;
   });
+}
+
+// The ids at the places that were sampled are still those of the manifest.
+bool HasItsSamples(const std::string& folder, const store::DataManifest& manifest) {
+  return std::all_of(
+      manifest.tokens.begin(), manifest.tokens.end(), [&folder](const store::DataTokens& tokens) {
+        if (tokens.sample_digest.empty()) {
+          return true;
+        }
+        const absl::StatusOr<TokenFileFacts> facts = CheckTokenFile(
+            absl::StrCat(folder, "/", tokens.prefix), TokenFormat::kMegatron, {.sample = true});
+        return facts.ok() && facts->sample_digest == tokens.sample_digest;
+      });
 }
 
 // Sizes alone: digests were right when the set got its name.
@@ -248,7 +262,7 @@ absl::StatusOr<std::shared_ptr<DataLease>> DataCache::GetSet(const store::Object
   ASSIGN_OR_RETURN(const bool ready, Claim(key, hooks));
   if (ready) {
     auto lease = std::make_shared<Lease>(shared_from_this(), key);
-    if (IsIntact(lease->folder(), set.manifest)) {
+    if (IsIntact(lease->folder(), set.manifest) && HasItsSamples(lease->folder(), set.manifest)) {
       Touch(lease->folder());
       return lease;
     }
@@ -310,7 +324,8 @@ std::shared_ptr<DataLease> DataCache::LeaseOfUrl(const std::string& url,
         absl::StrCat(lease->folder(), "/", store::kDataManifest), store::kMaxDataManifestBytes);
     const absl::StatusOr<store::DataManifest> manifest =
         text.ok() ? store::ParseDataManifest(*text) : text.status();
-    if (manifest.ok() && HasSamples(*manifest, samples) && IsIntact(lease->folder(), *manifest)) {
+    if (manifest.ok() && HasSamples(*manifest, samples) && IsIntact(lease->folder(), *manifest) &&
+        HasItsSamples(lease->folder(), *manifest)) {
       return lease;
     }
   }

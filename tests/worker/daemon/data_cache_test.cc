@@ -20,6 +20,7 @@
 #include "common/crypto.h"
 #include "common/fault_point.h"
 #include "common/store/file_store.h"
+#include "common/token_check.h"
 #include "tests/testing/eventually.h"
 #include "tests/testing/process.h"
 
@@ -445,26 +446,32 @@ TEST_F(DataCacheTest, WhoWaitsTakesOverFromAFetchThatIsGivenUp) {
 }
 
 TEST_F(DataCacheTest, OnlyASetWithTheSamplesOfTheJobServes) {
-  const auto samples = [](char letter) {
-    return DataSamples{{"t", Hex(Sha256(std::string(1, letter)))}, {"unknown", "any"}};
-  };
+  const std::string web = StorePath("web");
+  std::map<char, std::string> digests = {{'c', std::string(64, '0')}};
   const auto make = [&](char letter) {
     store::DataManifest manifest;
-    fs::create_directories(StorePath("web"));
+    fs::create_directories(web);
+    const auto writer = MegatronWriter::Create(web + "/t", 300);
+    ASSERT_TRUE(writer.ok() && (*writer)->AddDocument(std::vector<int32_t>(50, letter)).ok() &&
+                (*writer)->Finish().ok());
     for (const char* name : {"t.bin", "t.idx"}) {
-      const std::string content(10, letter);
+      const std::string content = testing::ReadText(web + "/" + name);
       manifest.files.push_back({name, std::ssize(content), Hex(Sha256(content))});
-      testing::WriteText(StorePath("web") + "/" + name, content);
     }
-    manifest.tokens = {{"t", 5, 3, samples(letter).at("t")}};
-    testing::WriteText(StorePath("web") + "/" + store::kDataManifest,
-                       store::WriteDataManifest(manifest));
+    digests[letter] =
+        CheckTokenFile(web + "/t", TokenFormat::kMegatron, {.sample = true})->sample_digest;
+    manifest.tokens = {{"t", 50, letter, digests[letter]}};
+    testing::WriteText(web + "/" + store::kDataManifest, store::WriteDataManifest(manifest));
+  };
+  const auto samples = [&](char letter) {
+    return DataSamples{{"t", digests[letter]}, {"unknown", "any"}};
   };
   const auto served = [&](char letter) {
     const auto lease = cache_->Get("web", {}, samples(letter));
     return lease.ok() ? Content(**lease, "t.bin").substr(0, 1)
                       : std::string(lease.status().message());
   };
+  make('b');
   make('a');
   EXPECT_THAT(served('b'), HasSubstr("not the one that the job was submitted with"));
   EXPECT_EQ(events_.file_opens, 0) << "nothing was fetched";
@@ -472,9 +479,15 @@ TEST_F(DataCacheTest, OnlyASetWithTheSamplesOfTheJobServes) {
   make('b');
   EXPECT_EQ(served('a'), "a") << "the copy that is here";
   EXPECT_EQ(served('b'), "b");
+  // A copy whose ids have changed on the disk is fetched again.
+  const std::string copy = (*cache_->Get("web", {}, samples('b')))->folder() + "/t.bin";
+  testing::WriteText(copy, std::string(100, 'z'));
+  EXPECT_EQ(served('b'), "b");
   events_.manifest_away = true;
   EXPECT_EQ(served('a'), "a");
   EXPECT_EQ(served('b'), "b");
+  testing::WriteText(copy, std::string(100, 'z'));
+  EXPECT_THAT(served('b'), HasSubstr("connection refused")) << "damaged, it serves nobody";
   EXPECT_THAT(served('c'), HasSubstr("connection refused"));
 }
 

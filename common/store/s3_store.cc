@@ -507,8 +507,10 @@ absl::StatusOr<std::unique_ptr<ObjectStore>> OpenS3Store(std::string_view url) {
   if (!url.starts_with(kS3Scheme) || !bucket_good ||
       (!prefix.empty() && absl::StrContains(around, "//")) || absl::StrContains(around, "/../") ||
       absl::StrContains(around, "/./") || absl::StrContains(prefix, "~")) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("store \"", std::string(url), "\": expected s3://BUCKET/PREFIX"));
+    return absl::InvalidArgumentError(absl::StrCat(
+        "store \"",
+        std::string(url),
+        "\": expected s3://BUCKET/PREFIX, a bucket of 3 to 63 of a-z, 0-9, '.' and '-'"));
   }
   if (const std::string region = Environment("RAVEL_S3_REGION"); !region.empty()) {
     place.region = region;

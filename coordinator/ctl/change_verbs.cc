@@ -13,6 +13,7 @@
 #include <absl/strings/str_cat.h>
 
 #include "common/clock.h"
+#include "common/json.h"
 #include "common/time_text.h"
 #include "coordinator/ctl/exit_code.h"
 #include "coordinator/ctl/follow.h"
@@ -239,6 +240,8 @@ int RunDelete(const CommonOptions& common, const DeleteOptions& options) {
     return Report(client.status());
   }
   int exit_code = kExitOk;
+  const bool documents = common.format != Format::kTable && common.format != Format::kName;
+  json::Array ends;
   for (const std::string& name : options.jobs) {
     absl::StatusOr<JobView> job =
         (*client)->Delete(NameOf(common, name), options.force, options.checkpoints, options.reason);
@@ -258,16 +261,24 @@ int RunDelete(const CommonOptions& common, const DeleteOptions& options) {
     if (status.ok() && !job.ok() && !absl::IsNotFound(job.status())) {
       status = job.status();
     }
+    if (documents) {
+      json::Value& end = ends.emplace_back();
+      end.Set("job", name).Set("deleted", status.ok());
+      end.Set("message", std::string(status.message()));
+    }
     if (absl::IsDeadlineExceeded(status) && !uid.empty()) {
       Say(absl::StrCat(
           "ravelctl: job ", name, " is not gone after ", options.timeout, "; it goes when it can"));
       exit_code = kExitTimeout;
     } else if (!status.ok()) {
       exit_code = Report(Annotate(status, name));
-    } else if (common.format == Format::kTable || common.format == Format::kName) {
+    } else if (!documents) {
       Print(common.format == Format::kName ? name + "\n"
                                            : absl::StrCat("job ", name, " deleted\n"));
     }
+  }
+  if (documents) {
+    Print(FormatDocument(ListDocument(std::move(ends)), common.format));
   }
   return exit_code;
 }

@@ -15,6 +15,7 @@
 #include <unistd.h>
 
 #include "common/clock.h"
+#include "common/json.h"
 #include "common/store/open_store.h"
 #include "common/time_text.h"
 #include "coordinator/ctl/checkpoints.h"
@@ -39,6 +40,23 @@ int PrintAndReport(const Action& action) {
   std::ostringstream out;
   const absl::Status status = action(out);
   Print(out.str());
+  return Report(status);
+}
+
+// A table of nothing stays silent, as before.
+int ReportMark(const CommonOptions& common,
+               const CheckpointVerbOptions& options,
+               CheckpointMark mark,
+               const absl::Status& status) {
+  if (status.ok() && common.format != Format::kTable && common.format != Format::kName) {
+    json::Value document;
+    document.Set("target", options.target).Set("step", options.step);
+    document.Set("mark",
+                 mark == CheckpointMark::kPin     ? "pin"
+                 : mark == CheckpointMark::kUnpin ? "unpin"
+                                                  : "unmark");
+    Print(FormatDocument(WithSchemaVersion(document), common.format));
+  }
   return Report(status);
 }
 
@@ -153,15 +171,19 @@ int RunCheckpointsMark(const CommonOptions& common,
                        const CheckpointVerbOptions& options,
                        CheckpointMark mark) {
   if (IsPath(options.target)) {
-    return Report(MarkInFolder(options.target, options.step, mark, options.reason));
+    return ReportMark(
+        common, options, mark, MarkInFolder(options.target, options.step, mark, options.reason));
   }
   const absl::StatusOr<std::unique_ptr<JobsClient>> client =
       JobsClient::Connect(common.coordinator);
   if (!client.ok()) {
     return Report(client.status());
   }
-  return Report((*client)->MarkCheckpoint(
-      NameOf(common, options.target), options.step, mark, options.reason));
+  return ReportMark(common,
+                    options,
+                    mark,
+                    (*client)->MarkCheckpoint(
+                        NameOf(common, options.target), options.step, mark, options.reason));
 }
 
 int RunRollback(const CommonOptions& common, const CheckpointVerbOptions& options) {
@@ -199,14 +221,12 @@ int RunRollback(const CommonOptions& common, const CheckpointVerbOptions& option
 }
 
 int RunCheckpointsCopy(const CommonOptions& common, const CheckpointVerbOptions& options) {
-  (void)common;
   return PrintAndReport([&](std::ostream& out) {
-    return CopyCheckpoint({.from = options.target, .to = options.to}, out);
+    return CopyCheckpoint({.from = options.target, .to = options.to, .print = common.format}, out);
   });
 }
 
 int RunCheckpointsExport(const CommonOptions& common, const CheckpointVerbOptions& options) {
-  (void)common;
   if (options.dtype != "f32" && options.dtype != "bf16") {
     return ReportUsage(absl::StrCat("--dtype: expected f32 or bf16, got '", options.dtype, "'"));
   }
@@ -220,7 +240,8 @@ int RunCheckpointsExport(const CommonOptions& common, const CheckpointVerbOption
                              .output = options.output,
                              .dtype = options.dtype == "f32" ? DType::kF32 : DType::kBF16,
                              .quantized = options.quantized,
-                             .for_vllm = options.reader == "vllm"},
+                             .for_vllm = options.reader == "vllm",
+                             .print = common.format},
                             out);
   });
 }

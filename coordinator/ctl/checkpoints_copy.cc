@@ -209,12 +209,26 @@ absl::Status CopyCheckpoint(const CheckpointCopyOptions& options, std::ostream& 
                    store::CommittedStep::Open(from.store.get(), from.directory));
   ASSIGN_OR_RETURN(const std::unique_ptr<ObjectStore> target, OpenTarget(options.to));
   const std::string to = target->Locate(ckpt::StepName(step.commit().step));
+  Copy copy(*from.store, step, *target);
+  const auto tell = [&] {
+    json::Value document;
+    document.Set("step", step.commit().step).Set("to", to);
+    document.Set("files", static_cast<int64_t>(step.manifest().files.size()));
+    document.Set("bytes", step.manifest().total_bytes());
+    document.Set("copiedFiles", static_cast<int64_t>(copy.copied_files()));
+    document.Set("copiedBytes", copy.copied_bytes());
+    out << FormatDocument(WithSchemaVersion(document), options.print);
+    return absl::OkStatus();
+  };
+  const bool document = options.print != Format::kTable && options.print != Format::kName;
   ASSIGN_OR_RETURN(const bool before, IsCopied(*target, step.commit()));
+  if (before && document) {
+    return tell();
+  }
   if (before) {
     out << to << " is there already\n";
     return absl::OkStatus();
   }
-  Copy copy(*from.store, step, *target);
   const absl::Status copied = copy.Run();
   if (!copied.ok()) {
     // Another copy of the same step may have come first.
@@ -222,6 +236,9 @@ absl::Status CopyCheckpoint(const CheckpointCopyOptions& options, std::ostream& 
     if (!now.ok() || !*now) {
       return copied;
     }
+  }
+  if (document) {
+    return tell();
   }
   out << step.manifest().files.size() << " files, " << FormatBytes(step.manifest().total_bytes())
       << " (" << copy.copied_files() << " copied now, " << FormatBytes(copy.copied_bytes())

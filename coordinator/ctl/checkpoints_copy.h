@@ -6,12 +6,14 @@
 #include <string>
 
 #include "common/status.h"
+#include "coordinator/ctl/output.h"
 
 namespace ravel::ctl {
 
 struct CheckpointCopyOptions {
   std::string from;  // a step's directory or URL, or a folder of steps: its newest good one
   std::string to;    // a folder of steps, absolute, relative or URL; made when it is missing
+  Format print = Format::kTable;
 };
 
 // Copies into an unfinished save, every file checked against the manifest, COMMIT last, and then

@@ -516,7 +516,14 @@ absl::Status ExportCheckpoint(const CheckpointExportOptions& options, std::ostre
     store::WithdrawIfThere(files, part).IgnoreError();
     return status;
   }
-  out << exporter.Summary() << " -> " << output.string() << "\n";
+  if (options.print == Format::kTable || options.print == Format::kName) {
+    out << exporter.Summary() << " -> " << output.string() << "\n";
+    return absl::OkStatus();
+  }
+  json::Value document;
+  document.Set("step", location.directory).Set("output", output.string());
+  document.Set("summary", exporter.Summary());
+  out << FormatDocument(WithSchemaVersion(document), options.print);
   return absl::OkStatus();
 }
 

@@ -6,6 +6,7 @@
 
 #include "common/dtype.h"
 #include "common/status.h"
+#include "coordinator/ctl/output.h"
 
 namespace ravel::ctl {
 
@@ -22,6 +23,7 @@ struct CheckpointExportOptions {
   // NAME_scale_inv, since vLLM refuses names that it does not know; and adds ignored_layers.
   // Refused (InvalidArgument) without `quantized`, and of recipes that vLLM reads in no such form.
   bool for_vllm = false;
+  Format print = Format::kTable;
 };
 // Writes OUTPUT.part (config.json, tokenizer files, model.safetensors or
 // model-00001-of-0000N.safetensors with an index), reads it back, then renames. AlreadyExists when

@@ -14,6 +14,7 @@ inline constexpr char kDefaultCoordinator[] = "127.0.0.1:7070";
 struct CommonOptions {
   Endpoint coordinator = kDefaultCoordinator;
   std::string namespace_name = "default";
+  bool namespace_given = false;  // by --namespace
   Format format = Format::kTable;
   bool no_headers = false;
 };

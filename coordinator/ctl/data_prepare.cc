@@ -13,6 +13,7 @@
 
 #include <absl/strings/match.h>
 #include <absl/strings/str_cat.h>
+#include <unistd.h>
 
 #include "common/file_writer.h"
 #include "common/token_file.h"
@@ -81,6 +82,7 @@ class Preparer {
       : request_(request), progress_(progress) {}
 
   absl::StatusOr<PrepareResult> Run() {
+    RETURN_IF_ERROR(CheckNoOldValidation());
     RETURN_IF_ERROR(OpenInputs());
     RETURN_IF_ERROR(MakeTokenizer());
     RETURN_IF_ERROR(FindEndOfDocument());
@@ -251,6 +253,20 @@ class Preparer {
       document.remove_prefix(cut);
       done_ += static_cast<int64_t>(cut);
       progress_("tokenizing", done_, result_.text_bytes);
+    }
+    return absl::OkStatus();
+  }
+
+  // A job would take them for this text's, and they may be part of it.
+  absl::Status CheckNoOldValidation() const {
+    for (const char* end : {".validation.bin", ".validation.idx"}) {
+      const std::string path = request_.output + end;
+      if (request_.validation_fraction <= 0 && access(path.c_str(), F_OK) == 0) {
+        return absl::AlreadyExistsError(
+            absl::StrCat(path,
+                         ": is of an earlier run, whose validation text may be among this one's; "
+                         "remove it, or give --validation-fraction"));
+      }
     }
     return absl::OkStatus();
   }

@@ -48,6 +48,25 @@ absl::StatusOr<LoadedJobFile> Load(const std::string& file) {
   return loaded;
 }
 
+// --namespace is that of a file that names none.
+absl::Status ApplyNamespace(const CommonOptions& common, LoadedJobFile& loaded) {
+  if (!common.namespace_given) {
+    return absl::OkStatus();
+  }
+  auto& metadata = *loaded.parsed.job.mutable_metadata();
+  if (metadata.namespace_().empty()) {
+    metadata.set_namespace_(common.namespace_name);
+  }
+  return metadata.namespace_() == common.namespace_name
+             ? absl::OkStatus()
+             : absl::InvalidArgumentError(absl::StrCat(loaded.origin,
+                                                       ": metadata.namespace: expected \"",
+                                                       common.namespace_name,
+                                                       "\", as --namespace says, got \"",
+                                                       metadata.namespace_(),
+                                                       "\""));
+}
+
 // Both what the parser and what the rules found, in the order of the file.
 absl::StatusOr<CanonicalJob> Check(const LoadedJobFile& loaded, PathScope paths) {
   std::vector<JobViolation> violations = loaded.parsed.violations;
@@ -94,7 +113,8 @@ int ReportRefusal(JobsClient& client, const LoadedJobFile& loaded, const absl::S
   if (more > 0) {
     Say(absl::StrCat(loaded.origin, ": and ", more, " more"));
   }
-  return Report(status);
+  // Not the same fields once more.
+  return Report(violations.empty() ? status : Invalid(loaded.origin, violations.size()));
 }
 
 std::string ShowCanonical(const CanonicalJob& canonical, Format format) {
@@ -127,9 +147,10 @@ absl::StatusOr<CanonicalJob> LoadJobFile(const std::string& file,
 }
 
 int RunSubmit(const CommonOptions& common, const SubmitOptions& options) {
-  const absl::StatusOr<LoadedJobFile> loaded = Load(options.file);
-  if (!loaded.ok()) {
-    return Report(loaded.status());
+  absl::StatusOr<LoadedJobFile> loaded = Load(options.file);
+  const absl::Status named = loaded.ok() ? ApplyNamespace(common, *loaded) : loaded.status();
+  if (!named.ok()) {
+    return Report(named);
   }
   // A node looks at the paths; this machine may not have them.
   const absl::StatusOr<CanonicalJob> local =

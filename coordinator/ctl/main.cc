@@ -336,7 +336,9 @@ void AddCheckpointVerbs(CLI::App& app, CommandLine& line) {
   verb = AddVerb(*group, line, "verify", "Check every byte of a checkpoint", [&line] {
     return RunCheckpointsVerify(line.common, line.checkpoints);
   });
-  verb->add_option("DIR", options.target, "Step directory, or a folder of steps")->required();
+  verb->add_option(
+          "DIR", options.target, "Step directory, or a folder of steps: its newest good one")
+      ->required();
   verb->add_flag("--quick", options.quick, "Sizes and headers only");
 
   AddMarkVerbs(*group, line);
@@ -560,6 +562,7 @@ int Main(int argc, char** argv) {
     const std::string suggestion = VerbSuggestion(app, argc, argv);
     return ReportUsage(std::string(error.what()) + (suggestion.empty() ? "" : "; " + suggestion));
   }
+  line.common.namespace_given = app.count("--namespace") > 0;
   const absl::StatusOr<Format> format = ParseFormat(line.format);
   if (!format.ok()) {
     return Report(format.status());

@@ -9,9 +9,11 @@
 #include <vector>
 
 #include <absl/strings/str_cat.h>
+#include <absl/strings/str_replace.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "common/json.h"
 #include "tests/testing/eventually.h"
 #include "tests/testing/mini_cluster.h"
 
@@ -111,6 +113,35 @@ TEST_F(OperatorVerbsTest, FaultsHappenOnlyWhereTheyAreEnabled) {
   ASSERT_EQ(cluster_->WaitForSuccess("job", seconds(60)), absl::OkStatus());
   EXPECT_EQ(cluster_->Get("job")->restarts, 0);
   EXPECT_THAT(ReadText(Log()), HasSubstr("RAVEL_FAULTS is set and ignored"));
+}
+
+TEST_F(OperatorVerbsTest, ANamespaceOfTheCommandLineIsThatOfAFileWithoutOne) {
+  TinyJob job = Job("job");
+  job.steps = 2;
+  const std::string file = cluster_->folder() + "/job.yaml";
+  WriteText(file, ToYaml(job));
+  const RunResult submitted = cluster_->Ctl({"-n", "other", "submit", "-f", file});
+  ASSERT_EQ(submitted.exit_code, 0) << submitted.err;
+  EXPECT_THAT(submitted.out, HasSubstr("other/job"));
+  EXPECT_EQ(
+      cluster_->Ctl({"-n", "other", "wait", "job", "--for=done", "--timeout", "60s"}).exit_code, 0);
+  EXPECT_EQ(cluster_->Ctl({"get", "job"}).exit_code, 3) << "it is not in the namespace default";
+  WriteText(file,
+            absl::StrReplaceAll(ToYaml(job), {{"metadata: {", "metadata: {namespace: third, "}}));
+  const RunResult contradicted = cluster_->Ctl({"-n", "other", "submit", "-f", file});
+  EXPECT_EQ(contradicted.exit_code, 2);
+  EXPECT_THAT(contradicted.err, HasSubstr("metadata.namespace: expected \"other\""));
+
+  // What a script reads after a change is a document, and says what was done to each.
+  const RunResult gone = cluster_->Ctl({"-n", "other", "delete", "job", "nobody", "-o", "json"});
+  EXPECT_EQ(gone.exit_code, 3);
+  const absl::StatusOr<json::Value> document = json::Parse(gone.out);
+  ASSERT_TRUE(document.ok()) << gone.out;
+  const json::Array& items = document->Find("items")->AsArray();
+  ASSERT_EQ(items.size(), 2u);
+  EXPECT_TRUE(items[0].Find("deleted")->AsBool());
+  EXPECT_FALSE(items[1].Find("deleted")->AsBool());
+  EXPECT_THAT(items[1].Find("message")->AsString(), HasSubstr("nobody"));
 }
 
 TEST_F(OperatorVerbsTest, AFailedJobIsTriedAgainFromItsNewestCommit) {

@@ -132,6 +132,16 @@ std::string Check(const Flags& flags, int64_t* part_age_ms) {
   return "";
 }
 
+// A folder that does not begin with '/' lies in the one that the store was started in.
+absl::StatusOr<std::string> AbsoluteFolder(const std::string& data) {
+  std::error_code error;
+  const std::filesystem::path path = std::filesystem::absolute(data, error);
+  if (data.empty() || error) {
+    return absl::InvalidArgumentError(absl::StrCat("--data \"", data, "\": expected a folder"));
+  }
+  return path.lexically_normal().string();
+}
+
 // DATA/files and DATA/fences of each disk, and a lock that goes with the process.
 absl::Status PrepareFolder(const std::string& data) {
   std::error_code error;
@@ -360,6 +370,13 @@ int main(int argc, char** argv) {
   if (std::getenv("RAVEL_FAULTS") != nullptr && !flags.enable_faults) {
     ravel::log::Warning("RAVEL_FAULTS is set and ignored: --enable-faults is not");
     unsetenv("RAVEL_FAULTS");
+  }
+  for (std::string& data : flags.data) {
+    const absl::StatusOr<std::string> folder = server::AbsoluteFolder(data);
+    if (!folder.ok()) {
+      return server::Complain(server::kUsage, std::string(folder.status().message()));
+    }
+    data = *folder;
   }
   return server::Run(flags, part_age_ms, signals);
 }

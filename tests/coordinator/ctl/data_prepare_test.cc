@@ -77,6 +77,23 @@ TEST_F(DataPrepareTest, TheEndOfTheTextIsForValidation) {
             (std::vector<int32_t>{'d', 'd', 'd', 'd', '\n', 256}));
 }
 
+// They would be taken for the validation text of this run, and may be part of what it trains on.
+TEST_F(DataPrepareTest, OldValidationFilesAreNoneOfARunWithoutThem) {
+  WriteInput("one\ntwo\nthree\nfour\n");
+  request_.validation_fraction = 0.5;
+  ASSERT_TRUE(Prepare().ok());
+  const std::vector<int32_t> before = Tokens(request_.output);
+  request_.validation_fraction = 0;
+  const absl::Status refused = Prepare().status();
+  EXPECT_TRUE(absl::IsAlreadyExists(refused)) << refused;
+  EXPECT_NE(refused.message().find(request_.output + ".validation.bin"), std::string::npos);
+  EXPECT_EQ(Tokens(request_.output), before) << "nothing was written";
+  std::filesystem::remove(request_.output + ".validation.bin");
+  EXPECT_TRUE(absl::IsAlreadyExists(Prepare().status())) << "its index is still there";
+  std::filesystem::remove(request_.output + ".validation.idx");
+  EXPECT_TRUE(Prepare().ok());
+}
+
 TEST_F(DataPrepareTest, LongTextsInBlocksGiveTheIdsOfTheWhole) {
   std::string text;
   for (int line = 0; line < 40000; ++line) {

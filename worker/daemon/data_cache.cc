@@ -9,7 +9,7 @@
 #include <cerrno>
 #include <chrono>
 #include <filesystem>
-#include <functional>
+#include <set>
 #include <system_error>
 #include <tuple>
 #include <utility>
@@ -84,22 +84,31 @@ int64_t AllocatedIn(const std::string& folder) {
 bool HasSamples(const store::DataManifest& manifest, const DataSamples& samples) {
   return std::all_of(samples.begin(), samples.end(), [&manifest](const auto& sample) {
     const store::DataTokens* const tokens = manifest.FindTokens(sample.first);
-    return tokens == nullptr || tokens->sample_digest.empty() ||
-           tokens->sample_digest == sample.second;
+    return tokens != nullptr &&
+           (tokens->sample_digest.empty() || tokens->sample_digest == sample.second);
   });
 }
 
-// The ids at the places that were sampled are still those of the manifest.
-bool HasItsSamples(const std::string& folder, const store::DataManifest& manifest) {
-  return std::all_of(
-      manifest.tokens.begin(), manifest.tokens.end(), [&folder](const store::DataTokens& tokens) {
-        if (tokens.sample_digest.empty()) {
-          return true;
-        }
-        const absl::StatusOr<TokenFileFacts> facts = CheckTokenFile(
-            absl::StrCat(folder, "/", tokens.prefix), TokenFormat::kMegatron, {.sample = true});
-        return facts.ok() && facts->sample_digest == tokens.sample_digest;
-      });
+// OK while the ids at the places that were sampled are those of the manifest; DataLoss names a file
+// in which they are not. Reads these places alone. The sizes are right.
+absl::Status CheckItsSamples(const std::string& folder, const store::DataManifest& manifest) {
+  for (const store::DataTokens& tokens : manifest.tokens) {
+    const store::DataFile* const ids = manifest.FindFile(tokens.prefix + ".bin");
+    if (tokens.sample_digest.empty() || ids == nullptr) {
+      continue;
+    }
+    const std::string path = absl::StrCat(folder, "/", ids->name);
+    const TokenFormat width =
+        ids->bytes == 2 * tokens.tokens ? TokenFormat::kFlatU16 : TokenFormat::kFlatU32;
+    const absl::StatusOr<TokenFileFacts> facts = CheckTokenFile(path, width, {.sample = true});
+    if (!facts.ok()) {
+      return absl::FailedPreconditionError(facts.status().message());
+    }
+    if (facts->sample_digest != tokens.sample_digest) {
+      return absl::DataLossError(absl::StrCat(path, ": its ids are not those of the manifest"));
+    }
+  }
+  return absl::OkStatus();
 }
 
 // Sizes alone: digests were right when the set got its name.
@@ -262,9 +271,15 @@ absl::StatusOr<std::shared_ptr<DataLease>> DataCache::GetSet(const store::Object
   ASSIGN_OR_RETURN(const bool ready, Claim(key, hooks));
   if (ready) {
     auto lease = std::make_shared<Lease>(shared_from_this(), key);
-    if (IsIntact(lease->folder(), set.manifest) && HasItsSamples(lease->folder(), set.manifest)) {
-      Touch(lease->folder());
-      return lease;
+    if (IsIntact(lease->folder(), set.manifest)) {
+      const absl::Status samples = CheckItsSamples(lease->folder(), set.manifest);
+      if (samples.ok()) {
+        Touch(lease->folder());
+        return lease;
+      }
+      if (!absl::IsDataLoss(samples)) {
+        return samples;  // a disk that does not read is no reason to fetch
+      }
     }
     {
       const MutexLock lock(mutex_);
@@ -305,31 +320,48 @@ absl::StatusOr<std::shared_ptr<DataLease>> DataCache::GetSet(const store::Object
   return std::make_shared<Lease>(shared_from_this(), key);
 }
 
+std::string DataCache::ProbeNext(const std::string& stem, std::set<std::string>& probed) {
+  const MutexLock lock(mutex_);
+  auto newest = entries_.end();
+  for (auto at = entries_.lower_bound(stem); at != entries_.end() && at->first.starts_with(stem);
+       ++at) {
+    const Entry& entry = at->second;
+    if (entry.ready && !entry.busy && !probed.contains(at->first) &&
+        (newest == entries_.end() || entry.used > newest->second.used)) {
+      newest = at;
+    }
+  }
+  if (newest == entries_.end()) {
+    return "";
+  }
+  ++newest->second.users;
+  probed.insert(newest->first);
+  return newest->first;
+}
+
 std::shared_ptr<DataLease> DataCache::LeaseOfUrl(const std::string& url,
                                                  const DataSamples& samples) {
-  const std::string stem = StemOf(url);
-  std::map<int64_t, std::shared_ptr<DataLease>, std::greater<>> leases;  // by their newest use
-  {
-    const MutexLock lock(mutex_);
-    for (auto at = entries_.lower_bound(stem); at != entries_.end() && at->first.starts_with(stem);
-         ++at) {
-      if (at->second.ready && !at->second.busy) {
-        ++at->second.users;
-        leases[at->second.used] = std::make_shared<Lease>(shared_from_this(), at->first);
-      }
+  std::set<std::string> probed;
+  for (;;) {
+    const std::string key = ProbeNext(StemOf(url), probed);
+    if (key.empty()) {
+      return nullptr;
     }
-  }
-  for (const auto& [used, lease] : leases) {
+    const std::string folder = Path(kSets, key);
     const absl::StatusOr<std::string> text = ReadWholeFile(
-        absl::StrCat(lease->folder(), "/", store::kDataManifest), store::kMaxDataManifestBytes);
+        absl::StrCat(folder, "/", store::kDataManifest), store::kMaxDataManifestBytes);
     const absl::StatusOr<store::DataManifest> manifest =
         text.ok() ? store::ParseDataManifest(*text) : text.status();
-    if (manifest.ok() && HasSamples(*manifest, samples) && IsIntact(lease->folder(), *manifest) &&
-        HasItsSamples(lease->folder(), *manifest)) {
-      return lease;
+    const bool serves = manifest.ok() && HasSamples(*manifest, samples) &&
+                        IsIntact(folder, *manifest) && CheckItsSamples(folder, *manifest).ok();
+    const MutexLock lock(mutex_);
+    Entry& entry = entries_[key];
+    if (serves) {
+      entry.used = ++turn_;
+      return std::make_shared<Lease>(shared_from_this(), key);
     }
+    --entry.users;  // a look is no use
   }
-  return nullptr;
 }
 
 absl::StatusOr<bool> DataCache::Claim(const std::string& key, const FetchHooks& hooks) {

@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <set>
 #include <string>
 
 #include "common/mutex.h"
@@ -81,6 +82,8 @@ class DataCache : public std::enable_shared_from_this<DataCache> {
                                                     const store::DataSet& set,
                                                     const std::string& key,
                                                     const FetchHooks& hooks);
+  // The newest entry that is whole and has not been probed, as a user of it; empty: none is left.
+  std::string ProbeNext(const std::string& stem, std::set<std::string>& probed);
   // The newest entry of the URL that is whole and has these samples; nullptr without one.
   std::shared_ptr<DataLease> LeaseOfUrl(const std::string& url, const DataSamples& samples);
   // Waits until this thread has the entry: true when it is whole and leased, false when it is busy

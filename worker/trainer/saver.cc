@@ -74,6 +74,13 @@ absl::StatusOr<std::vector<checkpoint::HuggingFaceFile>> SmallFiles(const plan::
   return files;
 }
 
+// What another try would meet again; other errors are those of a mount, which is waited for.
+bool IsOfTheFile(const absl::Status& status) {
+  return absl::IsInvalidArgument(status) || absl::IsDataLoss(status) ||
+         absl::IsFailedPrecondition(status) || absl::IsPermissionDenied(status) ||
+         absl::IsResourceExhausted(status);  // larger than any tokenizer
+}
+
 // The coordinator makes the folder and writes OWNER before it launches anybody: a node that does
 // not see it looks at another folder, and what it would save there nobody would ever commit.
 absl::Status CheckFolder(const store::ObjectStore& store) {
@@ -124,7 +131,8 @@ absl::StatusOr<std::unique_ptr<Saver>> Saver::Create(const Assignment& assignmen
   if (assignment.rank == 0) {
     auto files = SmallFiles(assignment.spec);
     if (!files.ok()) {
-      return WithCode(files.status(), ExitCode::kData);
+      return WithCode(files.status(),
+                      IsOfTheFile(files.status()) ? ExitCode::kData : ExitCode::kStore);
     }
     options.hugging_face_files = *std::move(files);
     options.most_unanswered = kMostUnanswered;

@@ -463,9 +463,7 @@ TEST_F(DataCacheTest, OnlyASetWithTheSamplesOfTheJobServes) {
     manifest.tokens = {{"t", 50, letter, digests[letter]}};
     testing::WriteText(web + "/" + store::kDataManifest, store::WriteDataManifest(manifest));
   };
-  const auto samples = [&](char letter) {
-    return DataSamples{{"t", digests[letter]}, {"unknown", "any"}};
-  };
+  const auto samples = [&](char letter) { return DataSamples{{"t", digests[letter]}}; };
   const auto served = [&](char letter) {
     const auto lease = cache_->Get("web", {}, samples(letter));
     return lease.ok() ? Content(**lease, "t.bin").substr(0, 1)
@@ -489,6 +487,23 @@ TEST_F(DataCacheTest, OnlyASetWithTheSamplesOfTheJobServes) {
   testing::WriteText(copy, std::string(100, 'z'));
   EXPECT_THAT(served('b'), HasSubstr("connection refused")) << "damaged, it serves nobody";
   EXPECT_THAT(served('c'), HasSubstr("connection refused"));
+  // One that has no such token files at all is another set, too.
+  events_.manifest_away = false;
+  MakeSet("web", 1000);
+  EXPECT_EQ(served('a'), "a");
+}
+
+TEST_F(DataCacheTest, OfSeveralCopiesTheNewestServesEachTime) {
+  MakeSet("web", 1000, 'x');
+  ASSERT_TRUE(Pass("web").ok());
+  MakeSet("web", 1000, 'y');
+  ASSERT_TRUE(Pass("web").ok());
+  events_.manifest_away = true;
+  for (int job = 0; job < 3; ++job) {
+    const auto kept = Get("web");
+    ASSERT_TRUE(kept.ok()) << kept.status();
+    EXPECT_EQ(Content(**kept, "a.bin")[0], 'y') << job;
+  }
 }
 
 TEST_F(DataCacheTest, WithoutItsStoreACopyServesAndWithoutACopyNothing) {

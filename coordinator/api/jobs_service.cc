@@ -309,7 +309,10 @@ grpc::ServerUnaryReactor* JobsService::GetJob(Context* context,
     absl::StatusOr<JobView> view =
         parts_.controller->Get(KeyOf(request->namespace_(), request->name()));
     if (view.ok()) {
+      const std::string& message = view->record.message;
+      const bool both = !message.empty() && !view->start.empty();
       *response = ToProto(*view);
+      response->set_message(absl::StrCat(message, both ? "; " : "", view->start));
     }
     reactor->Finish(ToGrpc(view.status()));
   });

@@ -251,7 +251,8 @@ int RunDelete(const CommonOptions& common, const DeleteOptions& options) {
     while (job.ok() && job->uid == uid) {
       job = (*client)->Get(NameOf(common, name));
       if (job.ok() && job->uid == uid && SystemClock::Get().MonotonicMs() >= end_ms) {
-        status = absl::DeadlineExceededError("deadline");
+        status = absl::DeadlineExceededError(
+            absl::StrCat("is not gone after ", options.timeout, "; it goes when it can"));
         break;
       }
       if (job.ok() && job->uid == uid) {
@@ -263,12 +264,11 @@ int RunDelete(const CommonOptions& common, const DeleteOptions& options) {
     }
     if (documents) {
       json::Value& end = ends.emplace_back();
-      end.Set("job", name).Set("deleted", status.ok());
+      end.Set("job", name).Set("accepted", !uid.empty()).Set("deleted", status.ok());
       end.Set("message", std::string(status.message()));
     }
     if (absl::IsDeadlineExceeded(status) && !uid.empty()) {
-      Say(absl::StrCat(
-          "ravelctl: job ", name, " is not gone after ", options.timeout, "; it goes when it can"));
+      Say(absl::StrCat("ravelctl: job ", name, " ", std::string(status.message())));
       exit_code = kExitTimeout;
     } else if (!status.ok()) {
       exit_code = Report(Annotate(status, name));

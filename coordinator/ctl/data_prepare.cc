@@ -262,10 +262,10 @@ class Preparer {
     for (const char* end : {".validation.bin", ".validation.idx"}) {
       const std::string path = request_.output + end;
       if (request_.validation_fraction <= 0 && access(path.c_str(), F_OK) == 0) {
-        return absl::AlreadyExistsError(
-            absl::StrCat(path,
-                         ": is of an earlier run, whose validation text may be among this one's; "
-                         "remove it, or give --validation-fraction"));
+        return absl::AlreadyExistsError(absl::StrCat(
+            path,
+            ": is there already, and jobs and `data push` would take it as this text's; "
+            "move it, or give --validation-fraction"));
       }
     }
     return absl::OkStatus();

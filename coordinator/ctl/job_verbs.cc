@@ -114,7 +114,12 @@ int ReportRefusal(JobsClient& client, const LoadedJobFile& loaded, const absl::S
     Say(absl::StrCat(loaded.origin, ": and ", more, " more"));
   }
   // Not the same fields once more.
-  return Report(violations.empty() ? status : Invalid(loaded.origin, violations.size()));
+  return Report(
+      violations.empty()
+          ? status
+          : absl::Status(status.code(),
+                         Invalid(loaded.origin, violations.size() + static_cast<std::size_t>(more))
+                             .message()));
 }
 
 std::string ShowCanonical(const CanonicalJob& canonical, Format format) {

@@ -73,7 +73,7 @@ struct TrainerBeat {
   std::vector<CollectiveState> collectives = {};
   std::string state = {};  // as in HeldTrainer
   TrainerHas has = {};
-  int64_t moved_bytes = 0;  // read so far of what it restores
+  int64_t moved_bytes = 0;  // read so far of what is fetched for it, or of what it restores
 };
 struct BeatMessage {
   int64_t seq = 0;

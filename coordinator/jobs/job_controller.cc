@@ -332,10 +332,7 @@ absl::StatusOr<JobView> JobController::Get(const JobKey& key) const {
   const JobState state = entry->record.state;
   if (state == JobState::kStarting || state == JobState::kRecovering ||
       state == JobState::kResizing) {
-    // Watches are told of changes, and this changes with every beat.
-    const std::string start = WhatStarts(entry->run);
-    absl::StrAppend(
-        &view.record.message, start.empty() || view.record.message.empty() ? "" : "; ", start);
+    view.start = WhatStarts(entry->run);
   }
   return view;
 }

@@ -40,7 +40,7 @@ struct TrainerSlot {
   TrainerHas has;       // what it was told, as its node says
   int64_t told_ms = 0;  // monotonic: newest command; what is missing is sent again some time later
   int64_t ordered = 0;  // id of the newest order to launch or to stop it
-  int64_t moved_bytes = 0;  // of what it restores
+  int64_t moved_bytes = 0;  // of the phase's: data that is fetched, state that is restored
 };
 
 enum class RunPhase {
@@ -134,6 +134,7 @@ struct JobView {
   int64_t skipped_saves = 0;  // since the coordinator started
   std::vector<JobCondition> conditions = {};
   Goodput goodput = {};
+  std::string start = {};  // WhatStarts, for whoever asks once: it changes with every beat
 };
 
 }  // namespace ravel::coordinator

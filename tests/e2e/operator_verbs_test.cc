@@ -140,7 +140,9 @@ TEST_F(OperatorVerbsTest, ANamespaceOfTheCommandLineIsThatOfAFileWithoutOne) {
   const json::Array& items = document->Find("items")->AsArray();
   ASSERT_EQ(items.size(), 2u);
   EXPECT_TRUE(items[0].Find("deleted")->AsBool());
+  EXPECT_TRUE(items[0].Find("accepted")->AsBool());
   EXPECT_FALSE(items[1].Find("deleted")->AsBool());
+  EXPECT_FALSE(items[1].Find("accepted")->AsBool());
   EXPECT_THAT(items[1].Find("message")->AsString(), HasSubstr("nobody"));
 }
 

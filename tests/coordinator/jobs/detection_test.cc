@@ -204,13 +204,14 @@ TEST_F(DetectionTest, AnAnswerCountsOnlyFromTheNodeThatWasAsked) {
     command = std::holds_alternative<Launch>(message.kind) ? message.command_id : command;
   }
   ASSERT_NE(command, 0);
-  EXPECT_EQ(Job("job").record.message, "0 of 1 ranks are ready; the last, rank 0 on n0");
+  EXPECT_EQ(Job("job").start, "0 of 1 ranks are ready; the last, rank 0 on n0");
+  EXPECT_EQ(Job("job").record.message, "") << "which watches and lists show";
   world_.SendUp(world_.node("n1"), CommandResult{command, false, "not mine"});
   world_.node("n0").frozen = false;
   world_.Advance(100);
   EXPECT_EQ(Job("job").record.state, JobState::kRunning);
   EXPECT_EQ(Job("job").record.attempt, 1);
-  EXPECT_EQ(Job("job").record.message, "");
+  EXPECT_EQ(Job("job").start, "");
 }
 
 // Restores and other slow beginnings.

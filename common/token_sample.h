@@ -1,6 +1,6 @@
 #pragma once
 
-// What tells a token file from another one of the same length without reading all of it.
+// A digest that tells a token file from another one of the same length, without reading all of it.
 
 #include <cstdint>
 #include <functional>

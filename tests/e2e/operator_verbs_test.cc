@@ -132,7 +132,7 @@ TEST_F(OperatorVerbsTest, ANamespaceOfTheCommandLineIsThatOfAFileWithoutOne) {
   EXPECT_EQ(contradicted.exit_code, 2);
   EXPECT_THAT(contradicted.err, HasSubstr("metadata.namespace: expected \"other\""));
 
-  // What a script reads after a change is a document, and says what was done to each.
+  // A script reads a document after a change, which says what was done to each job.
   const RunResult gone = cluster_->Ctl({"-n", "other", "delete", "job", "nobody", "-o", "json"});
   EXPECT_EQ(gone.exit_code, 3);
   const absl::StatusOr<json::Value> document = json::Parse(gone.out);

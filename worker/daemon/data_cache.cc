@@ -427,7 +427,7 @@ absl::Status DataCache::MakeRoom(const std::string& key, int64_t bytes) {
       entries_[key].bytes = 0;
       others_bytes = FetchesLocked();
     }
-    // Before the look at the disk: what comes meanwhile is counted twice rather than never.
+    // Taken before the look at the disk: bytes that come meanwhile count twice rather than never.
     const int64_t awaited = Awaited(others_bytes);
     struct statvfs facts = {};
     if (statvfs(options_.folder.c_str(), &facts) != 0) {

@@ -39,9 +39,9 @@ absl::StatusOr<std::string> ReadPath(const std::string& path, int64_t max_bytes)
   return store::ReadFile(root, path.substr(path.find_first_not_of('/')), max_bytes);
 }
 
-// What checkpoints carry to whoever reads them: a tokenizer is one, and no other file that somebody
-// has named. config.json, and what a tokenizer needs: from the job's tokenizer, or from the
-// directory that the model came from.
+// Reads the files that checkpoints carry to whoever opens them: config.json, and what a tokenizer
+// needs, from the job's tokenizer or from the directory that the model came from. A file that is
+// named as a tokenizer must be one.
 absl::StatusOr<std::vector<checkpoint::HuggingFaceFile>> SmallFiles(const plan::JobSpec& spec) {
   std::vector<checkpoint::HuggingFaceFile> files;
   files.push_back({"config.json", plan::WriteHuggingFaceConfig(*spec.model)});
@@ -74,7 +74,7 @@ absl::StatusOr<std::vector<checkpoint::HuggingFaceFile>> SmallFiles(const plan::
   return files;
 }
 
-// What another try would meet again; other errors are those of a mount, which is waited for.
+// True for errors that another try would meet again; others are a mount's, which is waited for.
 bool IsOfTheFile(const absl::Status& status) {
   return absl::IsInvalidArgument(status) || absl::IsDataLoss(status) ||
          absl::IsFailedPrecondition(status) || absl::IsPermissionDenied(status) ||

@@ -282,7 +282,7 @@ TEST_F(DataCacheTest, RoomThatAnotherFetchAwaitsIsNotGivenTwice) {
   EXPECT_TRUE(Pass("two").ok()) << "the first one is not in use any more, and goes";
 }
 
-// What is set aside for the rest of a file is room for that rest.
+// Disk that is set aside for the rest of a file is room for that rest.
 TEST_F(DataCacheTest, AFetchThatIsCutOffHasTheRoomThatItHadTaken) {
   if (!PutOnSmallDisk(1 << 20)) {
     GTEST_SKIP() << "this process may not mount a file system";

@@ -145,7 +145,7 @@ class RemoteWriter : public FileWriter {
   absl::Status Append(std::span<const std::byte> bytes) override {
     while (!bytes.empty()) {
       const auto part = bytes.first(std::min(bytes.size(), Size(kStoreBlockBytes)));
-      v1::StoreWriteRequest block;
+      v1::StoreWriteRequest block = Spare();
       block.set_offset(size_);
       block.set_data(part.data(), part.size());
       block.set_crc32c(Crc32c(0, part.data(), part.size()));
@@ -210,9 +210,20 @@ class RemoteWriter : public FileWriter {
     acknowledged_ = std::max(acknowledged_, reply.written());
     while (!kept_.empty() &&
            (kept_.front().finish() ? finished_ : EndOf(kept_.front()) <= acknowledged_)) {
+      spare_.push_back(std::move(kept_.front()));
       kept_.pop_front();
     }
     return true;
+  }
+
+  // A message for a block, with the memory of an earlier one: fresh pages cost more than the copy.
+  v1::StoreWriteRequest Spare() {
+    v1::StoreWriteRequest block;
+    if (!spare_.empty()) {
+      block = std::move(spare_.back());
+      spare_.pop_back();
+    }
+    return block;
   }
 
   static int64_t EndOf(const v1::StoreWriteRequest& block) {
@@ -347,6 +358,7 @@ class RemoteWriter : public FileWriter {
   int64_t acknowledged_ = 0;
   bool finished_ = false;
   std::deque<v1::StoreWriteRequest> kept_;
+  std::vector<v1::StoreWriteRequest> spare_;  // were kept
   SteadyClock::time_point moved_ = SteadyClock::now();
   Backoff backoff_;
   std::unique_ptr<v1::Store::Stub> stub_;

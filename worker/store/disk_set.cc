@@ -1,17 +1,7 @@
-// A part is NAME.<upload>.part. Its blocks are written in order and past the page cache (O_DIRECT),
-// up to four together: filling fresh pages of the cache costs more CPU than all the rest, and each
-// wait for the disk costs a turn of the scheduler on a busy host. What is not aligned, such as the
-// end of a file, and all of a file on a file system without O_DIRECT, takes plain writes whose way
-// to the disk is begun every 8 MiB, so that the fdatasync at the end finds little to do. The size
-// of the part is what counts as written, since space is reserved without changing it. A killed
-// server loses nothing that it has acknowledged; a host that loses power may lose blocks of parts,
-// which the checksum of the whole file finds before it gets its name.
-
 #include "worker/store/disk_set.h"
 
 #include <algorithm>
 #include <cerrno>
-#include <cstring>
 #include <filesystem>
 #include <map>
 #include <system_error>
@@ -25,8 +15,6 @@
 #include <sys/statvfs.h>
 #include <unistd.h>
 
-#include "common/check.h"
-#include "common/crc32c.h"
 #include "common/fault_point.h"
 #include "common/signed_size.h"
 
@@ -38,16 +26,9 @@ using store::JoinPath;
 using store::ListedEntry;
 using store::SplitLast;
 
-constexpr std::string_view kPart = ".part";
 constexpr size_t kMaxPathBytes = 1024;
 constexpr size_t kMaxNameBytes = 255 - 22;  // ".<upload>.part" fits behind it
 constexpr size_t kMaxDepth = 16;
-constexpr int64_t kFlushBytes = 8 << 20;
-constexpr int64_t kReadBytes = 1 << 20;
-constexpr size_t kMaxSums = 1024;         // of parts between two streams
-constexpr size_t kBlockBytes = 2 << 20;   // that clients send
-constexpr size_t kBufferBytes = 8 << 20;  // of one write past the page cache
-constexpr size_t kAlignment = 4096;       // of its offset, size and memory
 
 absl::Status Error(std::string_view what, const std::string& path) {
   return ErrnoStatus(errno, absl::StrCat(std::string(what), " ", path));
@@ -58,7 +39,7 @@ size_t DepthOf(std::string_view path) {
 }
 
 std::string PartName(const std::string& file, std::string_view upload) {
-  return absl::StrCat(file, ".", std::string(upload), std::string(kPart));
+  return absl::StrCat(file, ".", std::string(upload), std::string(kPartEnding));
 }
 
 int64_t FileBytes(const std::string& path) {
@@ -79,33 +60,6 @@ int64_t TreeBytes(const std::string& path) {
     bytes += FileBytes(at->path().string());
   }
   return bytes;
-}
-
-absl::Status WriteAll(int fd, std::string_view data, int64_t offset, const std::string& path) {
-  while (!data.empty()) {
-    const ssize_t written = ::pwrite(fd, data.data(), data.size(), offset);
-    if (written < 0) {
-      if (errno == EINTR) {
-        continue;
-      }
-      return Error("write", path);
-    }
-    data.remove_prefix(Size(written));
-    offset += written;
-  }
-  return absl::OkStatus();
-}
-
-// crc32c of bytes [0, end).
-absl::StatusOr<uint32_t> CrcOfFile(const store::FileReader& reader, int64_t end) {
-  std::vector<std::byte> buffer;
-  uint32_t crc = 0;
-  for (int64_t at = 0; at < end; at += kReadBytes) {
-    buffer.resize(Size(std::min(kReadBytes, end - at)));
-    RETURN_IF_ERROR(reader.ReadAt(at, buffer));
-    crc = Crc32c(crc, buffer.data(), buffer.size());
-  }
-  return crc;
 }
 
 }  // namespace
@@ -132,165 +86,11 @@ absl::Status CheckPath(std::string_view field, std::string_view path) {
     if (name.empty() || name == "." || name == ".." || name.size() > kMaxNameBytes || control) {
       return refuse("no empty, relative, overlong or unprintable part");
     }
-    if (absl::EndsWith(name, std::string(kPart))) {
+    if (absl::EndsWith(name, std::string(kPartEnding))) {
       return refuse("no name that ends in .part");
     }
   }
   return absl::OkStatus();
-}
-
-Upload::~Upload() {
-  if (fd_ >= 0) {
-    if (written_ > 0 && pending_ == 0 && !spent_) {
-      disks_->Remember(part_, written_, crc_);
-    }
-    ::close(fd_);
-  }
-  if (direct_fd_ >= 0) {
-    ::close(direct_fd_);
-  }
-  disks_->AddUsed(0, -reserved_);
-}
-
-absl::Status Upload::Open(int64_t offset, int64_t expected_bytes) {
-  fd_ = ::open(part_.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0640);
-  struct stat status = {};
-  if (fd_ < 0 || ::fstat(fd_, &status) != 0) {
-    return Error("create", part_);
-  }
-  if (offset > status.st_size) {
-    return absl::OutOfRangeError(absl::StrCat(
-        path_, ": ", status.st_size, " bytes of this upload are written, not ", offset));
-  }
-  if (status.st_size > offset) {
-    if (::ftruncate(fd_, offset) != 0) {
-      return Error("truncate", part_);
-    }
-    disks_->AddUsed(offset - status.st_size, 0);
-  }
-  direct_fd_ = ::open(part_.c_str(), O_WRONLY | O_DIRECT | O_CLOEXEC | O_NOFOLLOW);
-  if (direct_fd_ >= 0) {
-    buffer_.reset(static_cast<char*>(std::aligned_alloc(kAlignment, kBufferBytes)));
-    CHECK(buffer_ != nullptr);
-  }
-  written_ = offset;
-  started_ = offset;
-  const int64_t more = std::max<int64_t>(expected_bytes - offset, 0);
-  RETURN_IF_ERROR(disks_->Reserve(more));
-  reserved_ = more;
-  if (more > 0 && ::fallocate(fd_, FALLOC_FL_KEEP_SIZE, 0, expected_bytes) != 0 &&
-      (errno == ENOSPC || errno == EDQUOT || errno == EFBIG)) {
-    return Error("reserve space for", path_);
-  }
-  const std::optional<uint32_t> known = disks_->Recall(part_, offset);
-  if (known) {
-    crc_ = *known;
-  } else if (offset > 0) {
-    const auto [folder, name] = SplitLast(part_);
-    const FileStore store{std::string(folder)};
-    ASSIGN_OR_RETURN(const auto reader, store.Open(name));
-    ASSIGN_OR_RETURN(crc_, CrcOfFile(*reader, offset));
-  }
-  return absl::OkStatus();
-}
-
-absl::StatusOr<size_t> Upload::PutDirect(std::string_view data) {
-  size_t done = 0;
-  while (direct_fd_ >= 0 && data.data() == buffer_.get() &&
-         (Size(written_) + done) % kAlignment == 0 && data.size() - done >= kAlignment) {
-    const size_t bytes = (data.size() - done) / kAlignment * kAlignment;
-    const ssize_t written =
-        ::pwrite(direct_fd_, data.data() + done, bytes, written_ + static_cast<int64_t>(done));
-    if (written > 0) {
-      done += Size(written);
-    } else if (written == 0 || errno == EINVAL) {
-      ::close(direct_fd_);  // it is stricter than it said: the cache takes the rest
-      direct_fd_ = -1;
-    } else if (errno != EINTR) {
-      return Error("write", path_);
-    }
-  }
-  return done;
-}
-
-absl::Status Upload::Put(std::string_view data) {
-  const absl::StatusOr<size_t> direct = PutDirect(data);
-  absl::Status written = direct.status();
-  if (direct.ok()) {
-    written = WriteAll(fd_, data.substr(*direct), written_ + static_cast<int64_t>(*direct), path_);
-  }
-  if (!written.ok()) {
-    spent_ = true;
-    if (::ftruncate(fd_, written_) != 0) {
-      return Error("truncate", part_);
-    }
-    return written;
-  }
-  const auto bytes = static_cast<int64_t>(data.size());
-  if (*direct > 0) {  // on the disk already
-    started_ = written_ + static_cast<int64_t>(*direct);
-  }
-  written_ += bytes;
-  reserved_ -= bytes;
-  disks_->AddUsed(bytes, -bytes);
-  if (written_ - started_ >= kFlushBytes) {
-    // A hint: an error shows at the end, in fdatasync.
-    (void)::sync_file_range(fd_, started_, written_ - started_, SYNC_FILE_RANGE_WRITE);
-    started_ = written_;
-  }
-  return absl::OkStatus();
-}
-
-absl::Status Upload::Append(std::string_view data, uint32_t crc32c) {
-  RETURN_IF_ERROR(FaultPoint("store.append"));
-  const int64_t needed = pending_ + static_cast<int64_t>(data.size());
-  if (needed > reserved_) {
-    RETURN_IF_ERROR(disks_->Reserve(needed - reserved_));
-    reserved_ = needed;
-  }
-  if (Size(needed) > kBufferBytes) {
-    RETURN_IF_ERROR(Flush());
-  }
-  crc_ = Crc32cCombine(crc_, crc32c, data.size());
-  if (direct_fd_ < 0 || Size(written_) % kAlignment != 0 || data.size() > kBufferBytes) {
-    return Put(data);
-  }
-  std::memcpy(buffer_.get() + pending_, data.data(), data.size());
-  pending_ += static_cast<int64_t>(data.size());
-  return absl::OkStatus();
-}
-
-bool Upload::MayTakeMore() const {
-  return pending_ > 0 && Size(pending_) + kBlockBytes <= kBufferBytes;
-}
-
-absl::Status Upload::Flush() {
-  const std::string_view data(buffer_.get(), Size(pending_));
-  pending_ = 0;
-  return data.empty() ? absl::OkStatus() : Put(data);
-}
-
-absl::Status Upload::Finish(int64_t size, uint32_t crc32c) {
-  RETURN_IF_ERROR(Flush());
-  spent_ = true;
-  if (size != written_ || crc32c != crc_) {
-    ::unlink(part_.c_str());
-    disks_->AddUsed(-written_, 0);
-    return absl::DataLossError(absl::StrCat(
-        path_, ": ", written_, " bytes arrived, ", size, " were sent, or their checksum differs"));
-  }
-  if (::fdatasync(fd_) != 0) {
-    return Error("fdatasync", path_);
-  }
-  RETURN_IF_ERROR(FaultPoint("store.finish"));
-  const auto [folder, name] = SplitLast(path_);
-  FileStore store{std::string(folder)};
-  const absl::Status named = store.PublishIfAbsent(SplitLast(part_).second, name);
-  if (absl::IsAlreadyExists(named)) {
-    ::unlink(part_.c_str());
-    disks_->AddUsed(-written_, 0);
-  }
-  return named;
 }
 
 absl::StatusOr<std::unique_ptr<DiskSet>> DiskSet::Open(const DiskOptions& options) {
@@ -308,7 +108,7 @@ absl::StatusOr<std::unique_ptr<DiskSet>> DiskSet::Open(const DiskOptions& option
   if (disks->disks_.empty()) {
     return absl::InvalidArgumentError("--data: expected at least one folder");
   }
-  disks->AddUsed(used, 0);
+  disks->book_.Add(used, 0);
   return disks;
 }
 
@@ -352,60 +152,12 @@ int DiskSet::DiskForFolder(std::string_view path) const {
   return EmptiestDisk();
 }
 
-absl::Status DiskSet::Reserve(int64_t bytes) {
-  const MutexLock lock(mutex_);
-  if (options_.quota_bytes > 0 && used_ + reserved_ + bytes > options_.quota_bytes) {
-    return absl::ResourceExhaustedError(absl::StrCat("the store's quota of ",
-                                                     options_.quota_bytes,
-                                                     " bytes is used up: ",
-                                                     used_ + reserved_,
-                                                     " are used, ",
-                                                     bytes,
-                                                     " more were asked for"));
-  }
-  reserved_ += bytes;
-  return absl::OkStatus();
-}
-
-void DiskSet::AddUsed(int64_t bytes, int64_t reserved) {
-  const MutexLock lock(mutex_);
-  used_ += bytes;
-  reserved_ += reserved;
-}
-
-void DiskSet::Remember(const std::string& part, int64_t size, uint32_t crc32c) {
-  const MutexLock lock(mutex_);
-  if (sums_.size() >= kMaxSums) {
-    sums_.erase(sums_.begin());
-  }
-  sums_[part] = {size, crc32c};
-}
-
-std::optional<uint32_t> DiskSet::Recall(const std::string& part, int64_t size) {
-  const MutexLock lock(mutex_);
-  const auto found = sums_.find(part);
-  if (found == sums_.end()) {
-    return std::nullopt;
-  }
-  const PartSum sum = found->second;
-  sums_.erase(found);
-  return sum.size == size ? std::optional<uint32_t>(sum.crc32c) : std::nullopt;
-}
-
-int64_t DiskSet::used_bytes() const {
-  const MutexLock lock(mutex_);
-  return used_;
-}
-
 int64_t DiskSet::FreeBytes() const {
   int64_t free = 0;
   for (const auto& disk : disks_) {
     free = std::max(free, FreeOn(*disk) - options_.min_free_bytes);
   }
-  const MutexLock lock(mutex_);
-  if (options_.quota_bytes > 0) {
-    free = std::min(free, options_.quota_bytes - used_ - reserved_);
-  }
+  free = std::min(free, book_.LeftBytes());
   return std::max<int64_t>(free, 0);
 }
 
@@ -434,9 +186,7 @@ absl::StatusOr<std::unique_ptr<Upload>> DiskSet::BeginUpload(std::string_view pa
                                                      " are free"));
   }
   const std::string full = files.Locate(path);
-  std::unique_ptr<Upload> made(new Upload(this, PartName(full, upload), full));
-  RETURN_IF_ERROR(made->Open(offset, expected_bytes));
-  return made;
+  return Upload::Open(&book_, PartName(full, upload), full, offset, expected_bytes);
 }
 
 absl::StatusOr<int64_t> DiskSet::WrittenOf(std::string_view path, std::string_view upload) const {
@@ -456,7 +206,7 @@ absl::StatusOr<std::unique_ptr<store::FileReader>> DiskSet::OpenFile(std::string
 
 absl::StatusOr<uint32_t> DiskSet::ChecksumOf(std::string_view path) const {
   ASSIGN_OR_RETURN(const auto reader, OpenFile(path));
-  return CrcOfFile(*reader, reader->size());
+  return ChecksumOfFile(*reader, reader->size());
 }
 
 absl::StatusOr<FileFacts> DiskSet::Stat(std::string_view path) const {
@@ -546,7 +296,7 @@ absl::Status DiskSet::Withdraw(std::string_view path) {
     if (absl::IsNotFound(removed)) {
       continue;
     }
-    AddUsed(TreeBytes(full) - before, 0);
+    book_.Add(TreeBytes(full) - before, 0);
     RETURN_IF_ERROR(removed);
     found = true;
   }
@@ -562,7 +312,7 @@ int64_t DiskSet::RemoveOldParts(int64_t now_ms, int64_t age_ms) {
          at.increment(error)) {
       const std::string path = at->path().string();
       struct stat status = {};
-      if (!absl::EndsWith(path, std::string(kPart)) || ::lstat(path.c_str(), &status) != 0 ||
+      if (!absl::EndsWith(path, std::string(kPartEnding)) || ::lstat(path.c_str(), &status) != 0 ||
           !S_ISREG(status.st_mode) ||
           static_cast<int64_t>(status.st_mtim.tv_sec) * 1000 > now_ms - age_ms) {
         continue;
@@ -572,7 +322,7 @@ int64_t DiskSet::RemoveOldParts(int64_t now_ms, int64_t age_ms) {
       }
     }
   }
-  AddUsed(-removed, 0);
+  book_.Add(-removed, 0);
   return removed;
 }
 

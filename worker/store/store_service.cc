@@ -15,11 +15,12 @@
 #include "common/crc32c.h"
 #include "common/logging.h"
 #include "common/signed_size.h"
+#include "worker/store/write_message_service.h"
 
 namespace ravel::store_server {
 namespace {
 
-constexpr int64_t kMaxBlockBytes = 2 << 20;
+constexpr int64_t kMaxBlockBytes = kUploadBlockBytes;
 constexpr int64_t kMaxReadBytes = int64_t{1} << 30;
 constexpr int64_t kMaxFileBytes = int64_t{1} << 44;
 constexpr int kMostListed = 1000;
@@ -147,7 +148,7 @@ grpc::Status StoreService::Told(const absl::Status& status) {
   return {static_cast<grpc::StatusCode>(status.code()), std::string(status.message())};
 }
 
-grpc::ServerBidiReactor<v1::StoreWriteRequest, v1::StoreWriteReply>* StoreService::Write(
+grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* StoreService::Write(
     grpc::CallbackServerContext* context) {
   const auto turn = std::make_shared<StreamTurn>(this);  // shared: functions can be copied
   if (!turn->status().ok()) {
@@ -159,13 +160,14 @@ grpc::ServerBidiReactor<v1::StoreWriteRequest, v1::StoreWriteReply>* StoreServic
 
 absl::Status StoreService::WriteFile(grpc::ServerContextBase& context, WriteCall& call) {
   ASSIGN_OR_RETURN(const Caller caller, gate_->CallerOf(context));
-  const v1::StoreWriteRequest* const first = call.Read();
-  if (first == nullptr) {
+  const grpc::ByteBuffer* const message = call.Read();
+  if (message == nullptr) {
     return absl::CancelledError("the stream ended before its first message");
   }
+  ASSIGN_OR_RETURN(const v1::StoreWriteRequest first, ReadFirstMessage(*message));
   RETURN_IF_ERROR(gate_->CheckStill(caller));
-  RETURN_IF_ERROR(CheckOpen(*first));
-  const v1::StoreWriteRequest::Open open = first->open();
+  RETURN_IF_ERROR(CheckOpen(first));
+  const v1::StoreWriteRequest::Open& open = first.open();
   RETURN_IF_ERROR(CheckAct(caller, Act::kWrite, open.path(), *fences_));
   UploadTurn writer(this, absl::StrCat(open.path(), "\n", open.upload()), &context);
   RETURN_IF_ERROR(writer.Take());
@@ -186,37 +188,45 @@ absl::Status StoreService::WriteBlocks(const Caller& caller,
                                        Upload& upload,
                                        WriteCall& call) {
   v1::StoreWriteReply reply;
-  while (const v1::StoreWriteRequest* const block = call.Read()) {
+  int64_t acknowledged = upload.written();
+  const auto room = [&upload](int64_t bytes) { return upload.Room(bytes); };
+  while (const grpc::ByteBuffer* const message = call.Read()) {
     RETURN_IF_ERROR(gate_->CheckStill(caller));
-    const std::string& data = block->data();
-    if (block->finish()) {
+    ASSIGN_OR_RETURN(const BlockMessage block, ReadBlockMessage(*message, room));
+    if (block.finish) {
       RETURN_IF_ERROR(CheckAct(caller, Act::kWrite, open.path(), *fences_));
-      RETURN_IF_ERROR(upload.Finish(block->offset(), block->crc32c()));
+      RETURN_IF_ERROR(upload.Finish(block.offset, block.crc32c));
       ++counts_.finished_files;
       reply.set_finished(true);
     } else {
-      if (block->offset() != upload.appended() || data.empty() ||
-          std::ssize(data) > kMaxBlockBytes) {
+      if (block.offset != upload.appended() || block.data.empty()) {
         return absl::InvalidArgumentError(
             absl::StrCat("block: expected 1 byte to 2 MiB at byte ", upload.appended()));
       }
-      if (Crc32c(0, data.data(), data.size()) != block->crc32c()) {
+      if (Crc32c(0, block.data.data(), block.data.size()) != block.crc32c) {
         ++counts_.bad_blocks;
         return absl::AbortedError(
-            absl::StrCat("block at byte ", block->offset(), ": its checksum differs"));
+            absl::StrCat("block at byte ", block.offset, ": its checksum differs"));
       }
-      RETURN_IF_ERROR(upload.Append(data, block->crc32c()));
-      counts_.written_bytes += std::ssize(data);
+      upload.Take(std::ssize(block.data), block.crc32c);
+      counts_.written_bytes += std::ssize(block.data);
       if (upload.MayTakeMore() && call.HasArrived()) {
         continue;  // several blocks in one write
       }
-      RETURN_IF_ERROR(upload.Flush());
+      RETURN_IF_ERROR(upload.Start());
+      if (!call.HasArrived()) {
+        RETURN_IF_ERROR(upload.Settle());
+      }
     }
-    reply.set_written(upload.appended());
+    if (!block.finish && upload.written() == acknowledged) {
+      continue;
+    }
+    acknowledged = upload.written();
+    reply.set_written(acknowledged);
     if (!call.Write(reply)) {
       return absl::CancelledError("the stream ended");
     }
-    if (block->finish()) {
+    if (block.finish) {
       return absl::OkStatus();
     }
   }

@@ -34,7 +34,7 @@ struct StoreCounts {
 
 // Blocking handlers on threads of gRPC, but for Write, which has a thread for each stream.
 // Thread-safe; disks, fences and gate outlive it.
-class StoreService final : public v1::Store::WithCallbackMethod_Write<v1::Store::Service> {
+class StoreService final : public v1::Store::WithRawCallbackMethod_Write<v1::Store::Service> {
  public:
   // `max_streams`: reads and writes at once; one more is UNAVAILABLE.
   StoreService(DiskSet* disks, FenceBook* fences, const StoreGate* gate, int64_t max_streams)
@@ -45,7 +45,7 @@ class StoreService final : public v1::Store::WithCallbackMethod_Write<v1::Store:
 
   const StoreCounts& counts() const { return counts_; }
 
-  grpc::ServerBidiReactor<v1::StoreWriteRequest, v1::StoreWriteReply>* Write(
+  grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* Write(
       grpc::CallbackServerContext* context) override;
   grpc::Status StatWrite(grpc::ServerContext* context,
                          const v1::StoreStatWriteRequest* request,

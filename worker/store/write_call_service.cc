@@ -35,31 +35,23 @@ void WriteCall::ReadAhead() {
   if (reading_ || over_ || arrived_.size() >= kMaxAhead) {
     return;
   }
-  if (spare_.empty()) {
-    incoming_ = std::make_unique<v1::StoreWriteRequest>();
-  } else {
-    incoming_ = std::move(spare_.back());
-    spare_.pop_back();
-  }
   reading_ = true;
-  StartRead(incoming_.get());
+  StartRead(&incoming_);
 }
 
-const v1::StoreWriteRequest* WriteCall::Read() {
+const grpc::ByteBuffer* WriteCall::Read() {
+  current_.Clear();  // its slices go back before more arrive
   const MutexLock lock(mutex_);
-  if (current_ != nullptr) {
-    spare_.push_back(std::move(current_));
-  }
   while (arrived_.empty() && !over_) {
     changed_.Wait(mutex_);
   }
   if (arrived_.empty()) {
     return nullptr;
   }
-  current_ = std::move(arrived_.front());
+  current_.Swap(&arrived_.front());
   arrived_.pop_front();
   ReadAhead();
-  return current_.get();
+  return &current_;
 }
 
 bool WriteCall::HasArrived() {
@@ -68,9 +60,13 @@ bool WriteCall::HasArrived() {
 }
 
 bool WriteCall::Write(const v1::StoreWriteReply& reply) {
+  bool own = false;
+  if (!grpc::SerializationTraits<v1::StoreWriteReply>::Serialize(reply, &reply_, &own).ok()) {
+    return false;
+  }
   const MutexLock lock(mutex_);
   writing_ = true;
-  StartWrite(&reply);
+  StartWrite(&reply_);
   while (writing_) {
     changed_.Wait(mutex_);
   }
@@ -81,7 +77,7 @@ void WriteCall::OnReadDone(bool ok) {
   const MutexLock lock(mutex_);
   reading_ = false;
   if (ok) {
-    arrived_.push_back(std::move(incoming_));
+    arrived_.emplace_back().Swap(&incoming_);
     ReadAhead();
   } else {
     over_ = true;

@@ -5,9 +5,7 @@
 
 #include <deque>
 #include <functional>
-#include <memory>
 #include <thread>
-#include <vector>
 
 #include <absl/base/thread_annotations.h>
 #include <grpcpp/grpcpp.h>
@@ -18,7 +16,7 @@
 namespace ravel::store_server {
 
 // Belongs to gRPC, and deletes itself when the call is over.
-class WriteCall final : public grpc::ServerBidiReactor<v1::StoreWriteRequest, v1::StoreWriteReply> {
+class WriteCall final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer> {
  public:
   // Runs once, on a thread of the call; its result ends the call. Destroyed before that is told.
   using Work = std::function<grpc::Status(WriteCall& call)>;
@@ -26,8 +24,9 @@ class WriteCall final : public grpc::ServerBidiReactor<v1::StoreWriteRequest, v1
   // A call that is answered at once.
   static WriteCall* Refuse(const grpc::Status& status);
 
-  // For the work. The next message, good until the next Read; null: there are no more.
-  const v1::StoreWriteRequest* Read();
+  // For the work. The next message as it arrived, good until the next Read; null: there are no
+  // more.
+  const grpc::ByteBuffer* Read();
   // A message has arrived that Read would return at once.
   bool HasArrived();
   // Returns when the reply is on its way; false: the call is over.
@@ -38,19 +37,17 @@ class WriteCall final : public grpc::ServerBidiReactor<v1::StoreWriteRequest, v1
   void OnDone() override;
 
  private:
-  using Message = std::unique_ptr<v1::StoreWriteRequest>;
-
   WriteCall() = default;
   void ReadAhead() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   std::thread thread_;
-  Message current_;  // of the work alone
+  grpc::ByteBuffer current_;  // of the work alone
+  grpc::ByteBuffer reply_;    // gRPC sends it while writing_
 
   Mutex mutex_;
   CondVar changed_;
-  std::deque<Message> arrived_ ABSL_GUARDED_BY(mutex_);
-  Message incoming_ ABSL_GUARDED_BY(mutex_);            // gRPC reads into it
-  std::vector<Message> spare_ ABSL_GUARDED_BY(mutex_);  // with their memory, for the next ones
+  std::deque<grpc::ByteBuffer> arrived_ ABSL_GUARDED_BY(mutex_);
+  grpc::ByteBuffer incoming_ ABSL_GUARDED_BY(mutex_);  // gRPC reads into it
   bool reading_ ABSL_GUARDED_BY(mutex_) = false;
   bool over_ ABSL_GUARDED_BY(mutex_) = false;  // nothing more arrives
   bool writing_ ABSL_GUARDED_BY(mutex_) = false;

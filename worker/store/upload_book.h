@@ -1,0 +1,48 @@
+#pragma once
+
+// What the uploads of a store share: the account of its quota, and the checksums of parts.
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+
+#include <absl/base/thread_annotations.h>
+
+#include "common/mutex.h"
+#include "common/status.h"
+
+namespace ravel::store_server {
+
+// Thread-safe.
+class UploadBook {
+ public:
+  explicit UploadBook(int64_t quota_bytes) : quota_bytes_(quota_bytes) {}  // 0: none
+
+  // Bytes that are promised to an upload. ResourceExhausted above the quota.
+  absl::Status Reserve(int64_t bytes);
+  // Adds to the bytes that are there, and to those that are promised.
+  void Add(int64_t used, int64_t reserved);
+  int64_t used_bytes() const;
+  // Bytes that the quota has left; the most there are without one.
+  int64_t LeftBytes() const;
+
+  // The checksum of a part between two streams of its upload, so that the second does not read what
+  // the first has written. Only a few are kept; Recall forgets.
+  void Remember(const std::string& part, int64_t size, uint32_t crc32c);
+  std::optional<uint32_t> Recall(const std::string& part, int64_t size);
+
+ private:
+  struct PartSum {
+    int64_t size = 0;
+    uint32_t crc32c = 0;
+  };
+
+  const int64_t quota_bytes_;
+  mutable Mutex mutex_;
+  int64_t used_ ABSL_GUARDED_BY(mutex_) = 0;
+  int64_t reserved_ ABSL_GUARDED_BY(mutex_) = 0;
+  std::map<std::string, PartSum> sums_ ABSL_GUARDED_BY(mutex_);  // by the path of the part
+};
+
+}  // namespace ravel::store_server

@@ -48,6 +48,8 @@ class BlobStore {
   virtual absl::StatusOr<BlobListing> List(const std::string& prefix, Depth depth) const = 0;
   // None is fine.
   virtual absl::Status Delete(const std::string& key) = 0;
+  // Removes what writers that are gone have sent of contents that they never finished.
+  virtual absl::Status DropUnfinished(const std::string& prefix) = 0;
   // For people and OpenStore.
   virtual std::string Locate(std::string_view key) const = 0;
 };

@@ -311,6 +311,7 @@ absl::Status BlobTree::PublishIfAbsent(std::string_view from, std::string_view t
 
 absl::Status BlobTree::DeleteAll(const std::string& place) {
   const std::string prefix = Key(place) + "/";
+  RETURN_IF_ERROR(blobs_->DropUnfinished(prefix));
   ASSIGN_OR_RETURN(const BlobListing listing, blobs_->List(prefix, BlobStore::Depth::kAll));
   std::vector<std::string> markers;
   for (const BlobFacts& blob : listing.blobs) {

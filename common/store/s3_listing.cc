@@ -84,4 +84,13 @@ absl::StatusOr<std::string> AddListingPage(std::string_view xml, BlobListing& li
   return XmlText(xml, "NextContinuationToken");
 }
 
+UnfinishedUpload AddUploadsPage(std::string_view xml, std::vector<UnfinishedUpload>& uploads) {
+  for (const std::string_view upload : Elements(xml, "Upload")) {
+    uploads.push_back({XmlText(upload, "Key"), XmlText(upload, "UploadId")});
+  }
+  return XmlText(xml, "IsTruncated") == "true"
+             ? UnfinishedUpload{XmlText(xml, "NextKeyMarker"), XmlText(xml, "NextUploadIdMarker")}
+             : UnfinishedUpload();
+}
+
 }  // namespace ravel::store

@@ -5,6 +5,7 @@
 
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "common/status.h"
 #include "common/store/blob_store.h"
@@ -21,5 +22,13 @@ int64_t S3TimeMs(const std::string& text, const char* format);
 // Adds one page of ListObjectsV2 to `listing`. Returns the token of the next page; empty: that was
 // all. DataLoss when a size is not a number of bytes.
 absl::StatusOr<std::string> AddListingPage(std::string_view xml, BlobListing& listing);
+
+// One upload in parts that is not complete.
+struct UnfinishedUpload {
+  std::string key;
+  std::string id;
+};
+// Adds one page of ListMultipartUploads, and says where the next one begins; no key: that was all.
+UnfinishedUpload AddUploadsPage(std::string_view xml, std::vector<UnfinishedUpload>& uploads);
 
 }  // namespace ravel::store

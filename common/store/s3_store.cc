@@ -95,6 +95,13 @@ std::string NowText() {
   return text;
 }
 
+// Answers other than these may be others when the request comes again.
+bool IsFinal(const S3Request& request, const S3Answer& answer) {
+  const bool late_error =
+      request.method == "POST" && answer.code == 200 && absl::StrContains(answer.body, "<Error>");
+  return answer.code != 409 && answer.code != 429 && answer.code < 500 && !late_error;
+}
+
 // Requests to one bucket. Thread-safe.
 class S3Bucket : public BlobStore {
  public:
@@ -104,7 +111,8 @@ class S3Bucket : public BlobStore {
     return absl::StrCat(std::string(kS3Scheme), JoinPath(place_.bucket, key));
   }
 
-  // An answer of less than 500, and not 429. Unavailable after the last try.
+  // An answer that says what has happened. Unavailable after the last try: of 5xx, 429, a 200 that
+  // carries an error, or 409, two writers at once, of whom none may have won.
   using Body = std::string_view;
   absl::StatusOr<S3Answer> Call(std::string_view what, const S3Request& request, Body body) const {
     milliseconds pause = kFirstPause;
@@ -117,7 +125,7 @@ class S3Bucket : public BlobStore {
         pause = std::min(pause * 2, kLongestPause);
       }
       absl::StatusOr<S3Answer> answer = Once(request, body);
-      if (answer.ok() && answer->code != 429 && answer->code < 500) {
+      if (answer.ok() && IsFinal(request, *answer)) {
         return answer;
       }
       last = answer.ok() ? absl::UnavailableError(absl::StrCat(
@@ -140,6 +148,7 @@ class S3Bucket : public BlobStore {
                       std::span<std::byte> out) const override;
   absl::StatusOr<BlobListing> List(const std::string& prefix, Depth depth) const override;
   absl::Status Delete(const std::string& key) override;
+  absl::Status DropUnfinished(const std::string& prefix) override;
 
   S3Request To(const std::string& method, const std::string& key) const {
     S3Request request;
@@ -226,7 +235,6 @@ absl::Status S3Bucket::Failed(std::string_view what,
     case 401:
     case 403:
       return absl::PermissionDeniedError(message);
-    case 409:
     case 412:
       return absl::AlreadyExistsError(message);
     default:
@@ -249,7 +257,7 @@ absl::Status S3Bucket::PutWhole(const std::string& key, std::string_view content
   if (answer.code == 200) {
     return absl::OkStatus();
   }
-  if (answer.code == 412 || answer.code == 409) {  // 409: two at once; who won is in the object
+  if (answer.code == 412) {  // who won is in the object
     ASSIGN_OR_RETURN(const bool ours, IsWrittenBy(key, id));
     return ours ? absl::OkStatus()
                 : absl::AlreadyExistsError(absl::StrCat("create ", Locate(key), ": File exists"));
@@ -295,7 +303,7 @@ class S3Writer : public FileWriter {
     request.headers["if-none-match"] = "*";
     ASSIGN_OR_RETURN(const S3Answer answer,
                      bucket_->Call("complete " + bucket_->Locate(key_), request, body));
-    // 200 may carry an error; another code may follow a completion whose answer was lost.
+    // Another code may follow a completion whose answer was lost.
     finished_ =
         answer.code == 200 && absl::StrContains(answer.body, "CompleteMultipartUploadResult");
     if (!finished_) {
@@ -412,6 +420,40 @@ absl::Status S3Bucket::Delete(const std::string& key) {
              : Failed("delete", key, answer);
 }
 
+absl::Status S3Bucket::DropUnfinished(const std::string& prefix) {
+  std::vector<UnfinishedUpload> uploads;
+  UnfinishedUpload next;
+  do {
+    S3Request request = To("GET", "");
+    request.query = {{"uploads", ""}, {"prefix", prefix}};
+    if (!next.key.empty()) {
+      request.query["key-marker"] = next.key;
+      request.query["upload-id-marker"] = next.id;
+    }
+    ASSIGN_OR_RETURN(const S3Answer answer, Call("list uploads " + Locate(prefix), request, ""));
+    if (answer.code != 200) {
+      return Failed("list uploads", prefix, answer);
+    }
+    const std::string last = next.key;
+    next = AddUploadsPage(answer.body, uploads);
+    if (!next.key.empty() && next.key < last) {
+      return absl::DataLossError(absl::StrCat("list uploads ", Locate(prefix), ": pages go back"));
+    }
+  } while (!next.key.empty());
+  for (const UnfinishedUpload& upload : uploads) {
+    if (!absl::StartsWith(upload.key, prefix)) {
+      continue;  // of a server that ignores the prefix
+    }
+    S3Request request = To("DELETE", upload.key);
+    request.query["uploadId"] = upload.id;
+    ASSIGN_OR_RETURN(const S3Answer answer, Call("abort " + Locate(upload.key), request, ""));
+    if (answer.code != 204 && answer.code != 200 && answer.code != 404) {
+      return Failed("abort", upload.key, answer);
+    }
+  }
+  return absl::OkStatus();
+}
+
 std::string Environment(const char* name) {
   const char* const value = std::getenv(name);
   return value == nullptr ? "" : value;
@@ -440,9 +482,7 @@ std::string Setting(std::string_view text, std::string_view section, std::string
 }
 
 absl::StatusOr<S3Keys> ReadKeys() {
-  S3Keys keys = {Environment("AWS_ACCESS_KEY_ID"),
-                 Environment("AWS_SECRET_ACCESS_KEY"),
-                 Environment("AWS_SESSION_TOKEN")};
+  S3Keys keys;
   if (const std::string file = Environment("RAVEL_S3_CREDENTIALS"); !file.empty()) {
     const absl::StatusOr<std::string> text = ReadWholeFile(file, kMaxFileBytes);
     RETURN_IF_ERROR(Annotate(text.status(), "RAVEL_S3_CREDENTIALS"));
@@ -453,7 +493,9 @@ absl::StatusOr<S3Keys> ReadKeys() {
   if (keys.access_key.empty() || keys.secret_key.empty()) {
     return absl::FailedPreconditionError(
         "no keys for s3://: set RAVEL_S3_CREDENTIALS to a file with aws_access_key_id and "
-        "aws_secret_access_key in section [default]");
+        "aws_secret_access_key in section [default]; variables AWS_* are not read, because "
+        "trainers "
+        "do not get them");
   }
   return keys;
 }

@@ -150,11 +150,16 @@ TEST(FuzzTools, AnswersOfS3) {
 <ETag>&quot;0123&quot;</ETag><Size>4096</Size></Contents>
 <CommonPrefixes><Prefix>team/</Prefix></CommonPrefixes>
 <NextContinuationToken>1ueG</NextContinuationToken></ListBucketResult>)";
+  constexpr char kUploads[] = R"(<ListMultipartUploadsResult><Bucket>b</Bucket>
+<NextKeyMarker>k</NextKeyMarker><NextUploadIdMarker>u</NextUploadIdMarker><IsTruncated>true</IsTruncated>
+<Upload><Key>a/model</Key><UploadId>VXBsb2Fk</UploadId></Upload></ListMultipartUploadsResult>)";
   Fuzz({.name = "s3_listing",
         .form = FuzzForm::kText,
-        .seeds = {kListing, "<Error><Code>SlowDown</Code></Error>"}},
+        .seeds = {kListing, kUploads, "<Error><Code>SlowDown</Code></Error>"}},
        [](std::string_view input) {
          (void)store::XmlText(input, "Code");
+         std::vector<store::UnfinishedUpload> uploads;
+         (void)store::AddUploadsPage(input, uploads);
          store::BlobListing listing;
          const absl::StatusOr<std::string> next = store::AddListingPage(input, listing);
          for (const store::BlobFacts& blob : listing.blobs) {
@@ -174,6 +179,25 @@ TEST(S3Listing, AnAnswerOfEntitiesAloneIsReadInOnePass) {
   xml += "</Code>";
   EXPECT_EQ(store::XmlText(xml, "Code"), std::string(500'000, '<'));
   EXPECT_EQ(store::XmlText("<Key>&amp;lt;&quot;&#34;&</Key>", "Key"), "&lt;\"\"&");
+}
+
+TEST(S3Listing, UnfinishedUploadsComeInPages) {
+  std::vector<store::UnfinishedUpload> uploads;
+  const store::UnfinishedUpload next = store::AddUploadsPage(
+      "<IsTruncated>true</IsTruncated><NextKeyMarker>b&amp;c</NextKeyMarker>"
+      "<NextUploadIdMarker>7</NextUploadIdMarker>"
+      "<Upload><Key>a</Key><UploadId>6</UploadId></Upload>"
+      "<Upload><Key>b&amp;c</Key><UploadId>7</UploadId></Upload>",
+      uploads);
+  ASSERT_EQ(uploads.size(), 2u);
+  EXPECT_EQ(uploads[1].key, "b&c");
+  EXPECT_EQ(uploads[1].id, "7");
+  EXPECT_EQ(next.key, "b&c");
+  EXPECT_EQ(next.id, "7");
+  EXPECT_EQ(store::AddUploadsPage(
+                "<IsTruncated>false</IsTruncated><NextKeyMarker>b</NextKeyMarker>", uploads)
+                .key,
+            "");
 }
 
 TEST(S3Listing, ANegativeSizeIsDataLoss) {

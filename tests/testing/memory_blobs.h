@@ -76,6 +76,7 @@ class MemoryBlobs : public store::BlobStore {
     blobs_.erase(key);
     return absl::OkStatus();
   }
+  absl::Status DropUnfinished(const std::string& /*prefix*/) override { return absl::OkStatus(); }
   std::string Locate(std::string_view key) const override {
     return absl::StrCat("blobs://", std::string(key));
   }

@@ -4,7 +4,8 @@
     s3_proxy.py PORT_FILE UPSTREAM_PORT EVERY
 
 Of each EVERY changing requests one is answered 503 and not passed on, and one is passed on and its answer dropped, as a
-time-out after success looks to the client. Prints its port into PORT_FILE.
+time-out after success looks to the client. Of the conditional ones another is answered 409, as if two came at once and
+none won, and of completions one 200 with an error in it; both are not passed on. Prints its port into PORT_FILE.
 """
 import http.client
 import http.server
@@ -34,6 +35,12 @@ class Proxy(http.server.BaseHTTPRequestHandler):
             self.send_header("content-length", "0")
             self.end_headers()
             return
+        if turn == 3 and self.headers.get("if-none-match"):
+            self.refuse(409, "ConditionalRequestConflict")
+            return
+        if turn == 4 and self.command == "POST" and "uploadId=" in self.path:
+            self.refuse(200, "InternalError")
+            return
         upstream = http.client.HTTPConnection("127.0.0.1", UPSTREAM, timeout=30)
         upstream.putrequest(self.command, self.path, skip_host=True, skip_accept_encoding=True)
         for name, value in self.headers.items():
@@ -53,6 +60,13 @@ class Proxy(http.server.BaseHTTPRequestHandler):
             self.send_header("content-length", answer.getheader("content-length") or "0")
             self.end_headers()
             return
+        self.send_header("content-length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+    def refuse(self, status, code):
+        content = f'<?xml version="1.0" encoding="UTF-8"?><Error><Code>{code}</Code></Error>'.encode()
+        self.send_response(status)
         self.send_header("content-length", str(len(content)))
         self.end_headers()
         self.wfile.write(content)

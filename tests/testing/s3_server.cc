@@ -15,7 +15,7 @@ namespace {
 
 using std::chrono::seconds;
 
-constexpr char kFailsOf[] = "4";  // changing requests
+constexpr char kFailsOf[] = "6";  // changing requests
 
 }  // namespace
 

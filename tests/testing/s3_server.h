@@ -1,8 +1,8 @@
 #pragma once
 
 // An S3 server that is not ours (moto, from PyPI) with one empty bucket, `bucket`, behind a proxy
-// that fails on purpose: of each four changing requests one is answered 503, and one is done but
-// its answer lost.
+// that fails on purpose: of each six changing requests one is answered 503, one is done but its
+// answer lost, and others answered as if two writers had come at once, or with an error in a 200.
 
 #include <map>
 #include <memory>

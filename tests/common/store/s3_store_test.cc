@@ -17,7 +17,9 @@
 #include "common/crypto.h"
 #include "common/store/blob_tree.h"
 #include "common/store/s3_signature.h"
+#include "tests/testing/http_client.h"
 #include "tests/testing/memory_blobs.h"
+#include "tests/testing/process.h"
 #include "tests/testing/s3_server.h"
 
 namespace ravel::store {
@@ -150,6 +152,47 @@ TEST_F(S3StoreTest, ALongFileGoesInPartsAndComesBack) {
   EXPECT_TRUE(absl::IsAlreadyExists(store->Create("long", 1).status()));
 }
 
+TEST_F(S3StoreTest, EveryPartOfALongFileComesThroughConflictsAndLateErrors) {
+  const std::unique_ptr<ObjectStore> store = *OpenS3Store("s3://bucket/conflicts");
+  const std::string content((16 << 20) + 1, 'c');
+  for (int i = 0; i < 5; ++i) {  // the completion meets each of the proxy's turns
+    const std::string name = absl::StrCat("long-", i);
+    auto writer = store->Create(name, 0);
+    ASSERT_EQ((*writer)->Append(std::as_bytes(std::span(content.data(), content.size()))),
+              absl::OkStatus());
+    ASSERT_EQ((*writer)->Finish(), absl::OkStatus()) << name;
+    EXPECT_TRUE(*ReadFile(*store, name, 64 << 20) == content);
+    for (int more = 0; more < i % 2; ++more) {
+      ASSERT_EQ(store->Put(absl::StrCat("small-", i), "x"), absl::OkStatus());
+    }
+  }
+}
+
+TEST_F(S3StoreTest, WhatAKilledWriterHasSentGoesWithItsFolder) {
+  const std::unique_ptr<ObjectStore> store = *OpenS3Store("s3://bucket/killed");
+  const std::string& endpoint = (**server_)->environment().at("RAVEL_S3_ENDPOINT");
+  const int port = std::stoi(endpoint.substr(endpoint.rfind(':') + 1));
+  const auto unfinished = [&] {
+    return testing::SendHttp(
+               port, "GET /bucket?uploads HTTP/1.1\r\nHost: s3\r\nConnection: close\r\n\r\n")
+        .body;
+  };
+  for (const char* folder : {"attempt", "attempt-2"}) {
+    ASSERT_EQ(store->MakeDirectory(folder), absl::OkStatus());
+    auto writer = store->Create(absl::StrCat(folder, "/model"), 0);
+    ASSERT_TRUE(writer.ok()) << writer.status();
+    const std::string content(17 << 20, 'k');
+    ASSERT_EQ((*writer)->Append(std::as_bytes(std::span(content.data(), content.size()))),
+              absl::OkStatus());
+    static auto* const killed = new std::vector<std::unique_ptr<FileWriter>>;  // no goodbye
+    killed->push_back(std::move(*writer));
+  }
+  ASSERT_THAT(unfinished(), HasSubstr("killed/attempt/model"));
+  ASSERT_EQ(store->Withdraw("attempt"), absl::OkStatus());
+  EXPECT_THAT(unfinished(), ::testing::Not(HasSubstr("killed/attempt/model")));
+  EXPECT_THAT(unfinished(), HasSubstr("killed/attempt-2/model")) << "of another folder";
+}
+
 TEST_F(S3StoreTest, OfPublishersThatRaceOneWins) {
   const std::unique_ptr<ObjectStore> store = *OpenS3Store("s3://bucket/race");
   constexpr int kPublishers = 4;
@@ -177,9 +220,11 @@ TEST_F(S3StoreTest, OfPublishersThatRaceOneWins) {
 }
 
 TEST(S3UrlTest, WhatIsWrongIsNamedAndKeysAreNeverShown) {
-  setenv("AWS_ACCESS_KEY_ID", "id", 1);
-  setenv("AWS_SECRET_ACCESS_KEY", "hush-hush", 1);
-  unsetenv("RAVEL_S3_CREDENTIALS");
+  const testing::ScratchFolder scratch;
+  const std::string keys = scratch.path() + "/credentials";
+  testing::WriteText(keys,
+                     "[default]\naws_access_key_id = id\naws_secret_access_key = hush-hush\n");
+  setenv("RAVEL_S3_CREDENTIALS", keys.c_str(), 1);
   unsetenv("RAVEL_S3_ENDPOINT");
   EXPECT_EQ((*OpenS3Store("s3://bucket/a/b/"))->Locate("c"), "s3://bucket/a/b/c");
   for (const char* url :
@@ -192,8 +237,12 @@ TEST(S3UrlTest, WhatIsWrongIsNamedAndKeysAreNeverShown) {
   const absl::Status away = (*OpenS3Store("s3://bucket/a"))->Open("x").status();
   EXPECT_TRUE(absl::IsUnavailable(away)) << away;
   EXPECT_FALSE(absl::StrContains(std::string(away.message()), "hush"));
-  unsetenv("AWS_SECRET_ACCESS_KEY");
-  EXPECT_TRUE(absl::IsFailedPrecondition(OpenS3Store("s3://bucket/a").status()));
+  unsetenv("RAVEL_S3_CREDENTIALS");
+  setenv("AWS_ACCESS_KEY_ID", "id", 1);
+  setenv("AWS_SECRET_ACCESS_KEY", "hush-hush", 1);
+  const absl::Status none = OpenS3Store("s3://bucket/a").status();
+  EXPECT_TRUE(absl::IsFailedPrecondition(none)) << "trainers would not have the variables";
+  EXPECT_THAT(std::string(none.message()), HasSubstr("AWS_* are not read"));
 }
 
 }  // namespace

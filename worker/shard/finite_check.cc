@@ -151,13 +151,27 @@ void FiniteCheck::CheckUnit(const BoundInstruction& bound) {
         continue;
       }
       const TensorView& view = bound.gradients[next++];
-      const plan::TensorSpec& spec = inventory.tensors[tensor];
-      CheckValues(view.data,
-                  view.dtype,
-                  view.elements(),
-                  {.name = absl::StrCat("gradient of ", spec.name), .shape = spec.shape});
+      CheckPieces("gradient of", PartsOf(tensor), view.data, view.dtype);
     }
   }
+}
+
+std::vector<plan::OwnedPiece> FiniteCheck::PartsOf(plan::TensorId tensor) const {
+  const plan::ShardingPlan& plan = args_.plan;
+  std::vector<plan::OwnedPiece> parts;
+  for (const plan::GroupId group : plan.groups.ids()) {
+    const std::vector<plan::TensorId>& tensors = plan.groups[group].tensors;
+    if (std::find(tensors.begin(), tensors.end(), tensor) != tensors.end()) {
+      parts = plan::PiecesOf(plan, group, args_.rank, {});
+      break;
+    }
+  }
+  std::erase_if(parts, [&](const plan::OwnedPiece& part) { return part.tensor != tensor; });
+  const int64_t start = parts.empty() ? 0 : parts.front().shard_offset;
+  for (plan::OwnedPiece& part : parts) {
+    part.shard_offset -= start;
+  }
+  return parts;
 }
 
 void FiniteCheck::CheckPieces(const char* role,

@@ -8,6 +8,7 @@
 #include <map>
 
 #include <absl/strings/str_cat.h>
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include "common/json.h"
@@ -432,9 +433,62 @@ TEST(Localisation, NamesTheFirstValueThatIsNotFinite) {
   }
 }
 
+// Sets the elements of a tensor that this rank stores, by their coordinates in all of it.
+void SetElements(RankEngine& engine,
+                 const std::string& name,
+                 const std::function<bool(int64_t row, int64_t column)>& which,
+                 float value) {
+  for (shard::ParameterGroup& group : engine.groups()) {
+    for (const plan::OwnedPiece& piece : group.pieces()) {
+      const plan::TensorSpec& tensor = engine.tensor(piece.tensor);
+      if (tensor.name != name) {
+        continue;
+      }
+      const int64_t columns = tensor.shape.back();
+      for (int64_t i = 0; i < piece.elements(); ++i) {
+        const int64_t index = piece.IndexOf(tensor.shape, i);
+        if (which(index / columns, index % columns)) {
+          group.main_weight()[piece.shard_offset + i] = value;
+        }
+      }
+    }
+  }
+}
+
+// A gradient that overflows in one column of a projection, which the last of the ranks that share
+// the layer has: its place is told in the whole tensor.
+TEST(Localisation, NamesAnElementOfASharedLayerInItsWholeTensor) {
+  constexpr int64_t kColumn = 41;  // of 48
+  for (const int64_t tensor : {1, 2, 4}) {
+    const StrategyCase tested = {.width = 2, .tensor = tensor};
+    const auto body = [&](RankEngine& engine, int) -> absl::Status {
+      RETURN_IF_ERROR(engine.InitializeWeights());
+      const std::string mlp = "model.layers.1.mlp.";
+      const auto column = [](int64_t, int64_t at) { return at == kColumn; };
+      const auto row = [](int64_t at, int64_t) { return at == kColumn; };
+      // The forward multiplies a huge activation by zeros, the gradient by what comes back.
+      SetElements(engine, mlp + "down_proj.weight", column, 0.0f);
+      SetElements(engine, mlp + "up_proj.weight", row, 1e36f);
+      const auto all = [](int64_t, int64_t) { return true; };
+      SetElements(engine, "model.norm.weight", all, 1e7f);
+      ASSIGN_OR_RETURN(const StepResult result, engine.TrainStep(0));
+      EXPECT_TRUE(result.skipped);
+      ASSIGN_OR_RETURN(const std::string text, engine.Localise(0));
+      EXPECT_THAT(text,
+                  ::testing::HasSubstr(absl::StrCat(
+                      "gradient of model.layers.1.mlp.down_proj.weight [0, ", kColumn, "] = ")));
+      return absl::OkStatus();
+    };
+    RecordArgs args = ArgsOf(tested, JobOf(tested, "cut_llama_untied", RegressionFolder()));
+    args.spec.tensor_parts = 4;
+    const LocalRun run = {
+        .spec = args.spec, .ranks = tested.ranks(), .body = body, .adjust = args.adjust};
+    EXPECT_EQ(RunLocalRanks(run), absl::OkStatus()) << tested.name();
+  }
+}
+
 TEST(TensorNorms, AreTheSameOnEveryMeshAndChangeNoBit) {
-  std::vector<optim::TensorNorms> first;
-  const auto run = [&](const StrategyCase& tested) {
+  const auto run = [&](const StrategyCase& tested, const char* model) {
     std::vector<optim::TensorNorms> norms;
     const auto body = [&](RankEngine& engine, int rank) -> absl::Status {
       RETURN_IF_ERROR(engine.InitializeWeights());
@@ -447,25 +501,39 @@ TEST(TensorNorms, AreTheSameOnEveryMeshAndChangeNoBit) {
       }
       return absl::OkStatus();
     };
-    LocalRun local = RunOf(tested, body);
-    local.spec.norms_every = 2;
+    RecordArgs args = ArgsFor(tested, 0, model);
+    args.spec.norms_every = 2;
+    args.spec.tensor_parts = model == kRegressionModel ? 1 : 4;
+    const LocalRun local = {
+        .spec = args.spec, .ranks = tested.ranks(), .body = body, .adjust = args.adjust};
     EXPECT_EQ(RunLocalRanks(local), absl::OkStatus()) << tested.name();
     return norms;
   };
-  const std::vector<optim::TensorNorms> expected = run({});
+  const std::vector<optim::TensorNorms> expected = run({}, kRegressionModel);
   ASSERT_EQ(expected.size(), 2u);
   EXPECT_EQ(expected[0].step, 2);
   for (const double update : expected[0].update) {
     EXPECT_GT(update, 0);
   }
-  for (const StrategyCase& tested : OfEachStrategy(3)) {
-    const std::vector<optim::TensorNorms> norms = run(tested);
-    ASSERT_EQ(norms.size(), expected.size());
+  const auto expect_equal = [](const std::vector<optim::TensorNorms>& norms,
+                               const std::vector<optim::TensorNorms>& of_one,
+                               const StrategyCase& tested) {
+    ASSERT_EQ(norms.size(), of_one.size());
     for (size_t i = 0; i < norms.size(); ++i) {
-      EXPECT_EQ(norms[i].gradient, expected[i].gradient) << tested.name();
-      EXPECT_EQ(norms[i].weight, expected[i].weight) << tested.name();
-      EXPECT_EQ(norms[i].update, expected[i].update) << tested.name();
+      EXPECT_EQ(norms[i].gradient, of_one[i].gradient) << tested.name();
+      EXPECT_EQ(norms[i].weight, of_one[i].weight) << tested.name();
+      EXPECT_EQ(norms[i].update, of_one[i].update) << tested.name();
     }
+  };
+  for (const StrategyCase& tested : OfEachStrategy(3)) {
+    expect_equal(run(tested, kRegressionModel), expected, tested);
+  }
+  const char* const cut = "cut_llama_untied";
+  const std::vector<optim::TensorNorms> of_one = run({}, cut);
+  ASSERT_EQ(of_one.size(), 2u);
+  for (const int64_t tensor : {2, 4}) {
+    const StrategyCase tested = {.strategy = "ZeRO2", .width = 2, .tensor = tensor};
+    expect_equal(run(tested, cut), of_one, tested);
   }
   RecordArgs with = ArgsFor({.width = 2}, 4);
   const Recording without = Record(with);

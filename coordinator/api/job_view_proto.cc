@@ -205,6 +205,8 @@ v1::Checkpoint ToProto(const SaveRecord& save) {
   message.set_world_size(save.world_size);
   message.set_created_ms(save.created_ms);
   message.set_save_id(save.save_id);
+  // Rows of an earlier release, and saves under way, do not have it.
+  message.set_mesh(save.mesh.empty() ? absl::StrCat(save.world_size, " ranks") : save.mesh);
   return message;
 }
 

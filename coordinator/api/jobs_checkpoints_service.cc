@@ -38,17 +38,6 @@ absl::StatusOr<MarkChange> ChangeOf(v1::MarkCheckpointRequest::Change change) {
   }
 }
 
-// The mesh of a save by a world of this size; the other axes are fixed for a job's life.
-std::string MeshText(const plan::JobSpec& spec, int64_t world_size) {
-  std::string text =
-      spec.replicas > 1 ? absl::StrCat("replicate ", spec.replicas, ", ") : std::string();
-  absl::StrAppend(&text, "shard ", world_size / spec.replicas / spec.tensor);
-  if (spec.tensor > 1) {
-    absl::StrAppend(&text, ", tensor ", spec.tensor);
-  }
-  return text;
-}
-
 void AddFolder(const absl::StatusOr<FolderView>& folder, v1::ListCheckpointsResponse& response) {
   if (!folder.ok()) {
     response.set_store_problem(std::string(folder.status().message()));
@@ -91,9 +80,7 @@ grpc::ServerUnaryReactor* JobsService::ListCheckpoints(Context* context,
             }
             for (const SaveRecord& save : parts_.controller->Saves(job.uid)) {
               if (save.state != SaveState::kFailed) {
-                v1::Checkpoint* checkpoint = response->add_checkpoints();
-                *checkpoint = ToProto(save);
-                checkpoint->set_mesh(MeshText(job.spec, save.world_size));
+                *response->add_checkpoints() = ToProto(save);
               }
             }
             AddFolder(folder, *response);

@@ -119,6 +119,7 @@ void JobController::NoteSettled(Entry& entry, const SettledSave& settled) {
   save.files = settled.save.files;
   save.path = settled.save.path;
   save.save_id = settled.save.save_id;
+  save.mesh = settled.save.mesh;
   save.created_ms = parts_.clock->WallMs();
   AddRecord(save);
   Step step;

@@ -473,6 +473,7 @@ void JobController::OnCommitted(const std::string& uid,
     save.bytes = result->bytes;
     save.files = result->files;
     save.save_id = result->save_id;
+    save.mesh = result->mesh;
   }
   AddRecord(save);
   Step step;

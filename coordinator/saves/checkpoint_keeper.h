@@ -42,7 +42,8 @@ struct CommittedSave {
   std::string path;  // absolute
   int64_t bytes = 0;
   int64_t files = 0;
-  std::string save_id;  // hex
+  std::string save_id;    // hex
+  std::string mesh = {};  // "shard 2, tensor 2"
 };
 
 // A save whose seals were all there but had not reached the coordinator: committed afterwards.

@@ -31,6 +31,9 @@ struct SaveContext {
   int64_t ranks = 0;                       // of it
 };
 
+// "shard 2, tensor 2": the axes of more than one rank; "shard 1" without any.
+std::string MeshText(std::span<const ckpt::MeshAxisRecord> mesh);
+
 // All seals of a save against its plan: one per writer, the same (step, epoch, attempt) and plan
 // hash, every file and chunk of the plan with its sizes, nothing else but hf/*. Errors name writer,
 // file, tensor.

@@ -75,12 +75,15 @@ std::string Hex(const ckpt::SaveId& id) {
   return text;
 }
 
-CommittedSave Describe(const ObjectStore& files, const CommittedStepInfo& info) {
+CommittedSave Describe(const ObjectStore& files,
+                       const CommittedStepInfo& info,
+                       std::span<const ckpt::MeshAxisRecord> mesh) {
   return {info.step,
           files.Locate(info.directory),
           info.commit.bytes,
           info.commit.files,
-          Hex(info.commit.save_id)};
+          Hex(info.commit.save_id),
+          MeshText(mesh)};
 }
 
 absl::Status HoldsHistory(const ObjectStore& files, const CommittedStepInfo& newest) {
@@ -160,14 +163,12 @@ absl::StatusOr<std::optional<SettledSave>> SettleOne(ObjectStore& files,
                                                      const ckpt::AttemptKey& key,
                                                      int64_t now_ms) {
   ASSIGN_OR_RETURN(SettleResult result, SettleDescribedAttempt(files, job.uid, key));
-  int64_t ranks = 0;
   if (result.state == SettledState::kIncomplete) {
     ASSIGN_OR_RETURN(const std::vector<ckpt::Seal> seals, ReadSeals(files, key));
-    ranks = static_cast<int64_t>(seals.size());
-    if (ranks == 0) {
+    if (seals.empty()) {
       return std::optional<SettledSave>();
     }
-    const auto world = query.plan(ranks);
+    const auto world = query.plan(std::ssize(seals));
     if (!world.ok()) {
       return std::optional<SettledSave>();
     }
@@ -180,13 +181,13 @@ absl::StatusOr<std::optional<SettledSave>> SettleOne(ObjectStore& files,
   if (result.state != SettledState::kCommitted || !result.committed) {
     return std::optional<SettledSave>();
   }
-  if (ranks == 0) {  // it was described before: its manifest tells
-    ASSIGN_OR_RETURN(const store::CommittedStep step,
-                     store::CommittedStep::Open(&files, result.committed->directory));
-    ranks = step.manifest().ranks();
-  }
+  ASSIGN_OR_RETURN(const store::CommittedStep step,
+                   store::CommittedStep::Open(&files, result.committed->directory));
   return std::optional<SettledSave>(
-      SettledSave{Describe(files, *result.committed), key.epoch, key.attempt, ranks});
+      SettledSave{Describe(files, *result.committed, step.manifest().mesh),
+                  key.epoch,
+                  key.attempt,
+                  step.manifest().ranks()});
 }
 
 absl::StatusOr<std::optional<SettledSave>> SettleNewest(ObjectStore& files,
@@ -358,9 +359,10 @@ absl::StatusOr<CommittedSave> StoreCheckpointKeeper::Commit(const CheckpointJob&
   ObjectStore& files = *opened;
   RETURN_IF_ERROR(CheckOurs(files, job));
   ASSIGN_OR_RETURN(const plan::SavePlan save_plan, plan::BuildSavePlan(request.world->plan));
+  const SaveContext context = ContextOf(job.spec, request);
   ASSIGN_OR_RETURN(const CommittedStepInfo info,
-                   CommitSave(files, save_plan, ContextOf(job.spec, request), request.seals));
-  return Describe(files, info);
+                   CommitSave(files, save_plan, context, request.seals));
+  return Describe(files, info, context.mesh);
 }
 
 absl::StatusOr<std::optional<CommittedSave>> StoreCheckpointKeeper::Settle(
@@ -378,7 +380,7 @@ absl::StatusOr<std::optional<CommittedSave>> StoreCheckpointKeeper::Settle(
   if (result.state != SettledState::kCommitted || !result.committed) {
     return std::optional<CommittedSave>();
   }
-  return std::optional<CommittedSave>(Describe(files, *result.committed));
+  return std::optional<CommittedSave>(Describe(files, *result.committed, context.mesh));
 }
 
 absl::StatusOr<RestorePoint> StoreCheckpointKeeper::PrepareRestore(const CheckpointJob& job,

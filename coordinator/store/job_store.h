@@ -60,6 +60,7 @@ struct SaveRecord {
   std::string reason;
   std::string save_id;  // hex
   int64_t created_ms = 0;
+  std::string mesh = {};  // "shard 2, tensor 2"; empty until it is committed, and in older rows
 };
 
 struct NodeRow {

@@ -255,7 +255,8 @@ const Table<SaveRecord>& SaveTable() {
                                         Field("path", kText, &SaveRecord::path),
                                         Field("reason", kText, &SaveRecord::reason),
                                         Field("save_id", kText, &SaveRecord::save_id),
-                                        Field("created_ms", kInteger, &SaveRecord::created_ms)}};
+                                        Field("created_ms", kInteger, &SaveRecord::created_ms),
+                                        Field("mesh", kText, &SaveRecord::mesh)}};
   return table;
 }
 

@@ -179,6 +179,9 @@ TEST_F(TensorRanksTest, AnotherTryGoesOnWithOtherGroups) {
   const absl::StatusOr<JobView> view = cluster_->Get(job.name);
   ASSERT_TRUE(view.ok());
   EXPECT_EQ(*cluster_->StateDigest(view->committed_path), Alone().digest);
+  const RunResult saves = cluster_->Ctl({"checkpoints", "list", job.name});
+  EXPECT_THAT(saves.out, ::testing::HasSubstr("shard 2, tensor 2")) << "of before";
+  EXPECT_THAT(saves.out, ::testing::HasSubstr("shard 4"));
   const absl::StatusOr<std::vector<EventRow>> events = cluster_->Events(job.name);
   ASSERT_TRUE(events.ok()) << events.status();
   EXPECT_TRUE(std::any_of(events->begin(), events->end(), [](const EventRow& event) {

@@ -357,6 +357,8 @@ TEST_F(StoreCheckpointKeeperTest, AManifestNamesEveryAxisAndHowItsJobComputes) {
   ASSERT_TRUE(restore.ok()) << restore.status();
   ASSERT_TRUE(restore->settled);
   EXPECT_EQ(restore->settled->world_size, 4);
+  EXPECT_EQ(restore->settled->save.mesh, "replicate 2, shard 2");
+  EXPECT_EQ(commit->mesh, "replicate 2, shard 2");
 }
 
 TEST_F(StoreCheckpointKeeperTest, OtherNumericsAreRefusedBeforeAdmissionAndToldAtALaunch) {

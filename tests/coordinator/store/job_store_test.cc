@@ -94,7 +94,7 @@ StoreChange WholeChange() {
       {"uid-1", 6, 5, 3, "digest", "a:0 b:0 c:0", 40, "/step-40", 100, "local"});
   change.epochs.push_back({"uid-1", 7, 6, 2, "digest-7", "a:0 b:0", 50, "/step-50", 200, "tcp"});
   change.saves.push_back(
-      {"uid-1", 40, 6, 1, SaveState::kIntended, 3, 1000, 9, "/step-40", "", "id", 100});
+      {"uid-1", 40, 6, 1, SaveState::kIntended, 3, 1000, 9, "/step-40", "", "id", 100, "shard 3"});
   change.nodes.push_back({"node-a", "incarnation", 100, 2, "3 attempts failed", "host", "lock"});
   change.goodput.push_back({.job_uid = "uid-1",
                             .times = "productive:12 replay:3",
@@ -164,6 +164,7 @@ TEST_P(JobStoreTest, EverythingComesBackAsItWas) {
   ASSERT_EQ(loaded->saves.size(), 1U);
   EXPECT_EQ(loaded->saves[0].state, SaveState::kIntended);
   EXPECT_EQ(loaded->saves[0].world_size, 3);
+  EXPECT_EQ(loaded->saves[0].mesh, "shard 3");
   ASSERT_EQ(loaded->epochs.size(), 1U) << "the newest of the job";
   EXPECT_EQ(loaded->epochs[0].epoch, 7);
   EXPECT_EQ(loaded->epochs[0].members, "a:0 b:0");

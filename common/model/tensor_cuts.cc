@@ -31,17 +31,33 @@ bool IsPowerOfTwo(int64_t value) {
   return value > 0 && std::has_single_bit(static_cast<uint64_t>(value));
 }
 
-absl::Status CheckHeads(const ModelConfig& config, int64_t parts, const char* field) {
+// " of NAME": the matrix with the model's query heads (0) or key heads (1).
+std::string OfHeadMatrix(const ModelInventory& inventory, int which) {
+  std::string name;
+  for (const TensorSpec& tensor : inventory.tensors) {
+    if (tensor.cut.heads > 0 && which-- >= 0) {
+      name = absl::StrCat(" of ", tensor.name);
+    }
+  }
+  return name;
+}
+
+absl::Status CheckHeads(const ModelInventory& inventory, int64_t parts, const char* field) {
+  const ModelConfig& config = inventory.config;
   const int64_t heads = config.num_attention_heads;
   const int64_t key_heads = config.num_key_value_heads;
   if (heads % parts != 0) {
     return FieldRefusal(
-        field, absl::StrCat("a divisor of the ", heads, " heads"), absl::StrCat(parts));
+        field,
+        absl::StrCat("a divisor of the ", heads, " heads", OfHeadMatrix(inventory, 0)),
+        absl::StrCat(parts));
   }
   if (key_heads % parts != 0 && parts % key_heads != 0) {
-    return FieldRefusal(field,
-                        absl::StrCat("a divisor or a multiple of the ", key_heads, " key heads"),
-                        absl::StrCat(parts));
+    return FieldRefusal(
+        field,
+        absl::StrCat(
+            "a divisor or a multiple of the ", key_heads, " key heads", OfHeadMatrix(inventory, 1)),
+        absl::StrCat(parts));
   }
   const Architecture& architecture = ArchitectureOf(config.architecture);
   const bool fused = architecture.qkv.names.size() == 1;
@@ -203,7 +219,7 @@ absl::Status CheckTensorAxis(const ModelInventory& inventory,
                         absl::StrCat(micro_batch_tokens, " tokens"));
   }
   const char* field = axis.parts == axis.degree ? kTensorField : kPartsField;
-  RETURN_IF_ERROR(CheckHeads(inventory.config, axis.parts, field));
+  RETURN_IF_ERROR(CheckHeads(inventory, axis.parts, field));
   for (const TensorSpec& tensor : inventory.tensors) {
     if (tensor.cut.dim >= 0 && tensor.cut.chunk == 0) {
       RETURN_IF_ERROR(CheckEven(tensor, axis.parts, field));

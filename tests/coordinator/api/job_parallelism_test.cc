@@ -304,7 +304,8 @@ INSTANTIATE_TEST_SUITE_P(
             "spec.parallelism.tensor: expected a power of two up to 16, got 3\n"},
         Bad{"TensorAndHeads",
             {.parallelism = "tensor: 8", .elastic = "", .count = "8"},
-            "spec.parallelism.tensor: expected a divisor of the 4 heads, got 8\n"},
+            "spec.parallelism.tensor: expected a divisor of the 4 heads of "
+            "model.layers.0.self_attn.q_proj.weight, got 8\n"},
         Bad{"SequenceParallelWithoutTensor",
             {.parallelism = "sequenceParallel: true"},
             "spec.parallelism.sequenceParallel: expected false without parallelism.tensor, got "

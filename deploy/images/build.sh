@@ -70,15 +70,28 @@ packages+=(base-files coreutils dash)
 
 echo "== $((${#packages[@]})) packages and what they need"
 release=$(. /etc/os-release && echo "$VERSION_CODENAME")
-SOURCE_DATE_EPOCH=$epoch mmdebstrap --quiet --mode=root --variant=extract --aptopt='Acquire::Retries "5"' --include="$(IFS=,; echo "${packages[*]}")" \
-  "$release" "$root"
+# The packages are only unpacked, so dpkg's status is empty. What each brought is kept where scanners look in images without dpkg:
+# status.d/NAME, and NAME.md5sums of its files.
+# shellcheck disable=SC2016  # expanded by the hook
+keep_control='
+  mkdir -p "$1/var/lib/dpkg/status.d"
+  for package in "$1"/var/cache/apt/archives/*.deb; do
+    kept=$1/var/lib/dpkg/status.d/$(dpkg-deb -f "$package" Package)
+    dpkg-deb -f "$package" >"$kept"
+    dpkg-deb -I "$package" md5sums >"$kept.md5sums"
+  done'
+SOURCE_DATE_EPOCH=$epoch mmdebstrap --quiet --mode=root --variant=extract --aptopt='Acquire::Retries "5"' --extract-hook="$keep_control" \
+  --include="$(IFS=,; echo "${packages[*]}")" "$release" "$root"
 
 echo "== programs"
 # Documents, locales and developers' halves are left out; licences stay.
 find "$root/usr/share/doc" -type f ! -name copyright -delete
-find "$root/usr/share/doc" -type l -delete
+find "$root/usr/share/doc" -mindepth 2 -type l -delete
 rm -rf "$root"/usr/share/{man,info,locale,zoneinfo,lintian,bug,bash-completion,i18n} "$root"/usr/lib/x86_64-linux-gnu/gconv \
-  "$root"/usr/lib/x86_64-linux-gnu/{libgrpc*unsecure,libprotoc}* "$root"/var/{cache,log,lib/apt,lib/dpkg} "$root"/{boot,home,media,mnt,opt,srv}
+  "$root"/usr/lib/x86_64-linux-gnu/{libgrpc*unsecure,libprotoc}* "$root"/var/{cache,log,lib/apt} "$root"/{boot,home,media,mnt,opt,srv}
+find "$root/var/lib/dpkg" -mindepth 1 -maxdepth 1 ! -name status.d -exec rm -rf {} +
+# Nobody changes users inside.
+find "$root" -xdev ! -type l -perm /6000 -exec chmod a-s {} +
 find "$root" -xdev -type d -empty -path '*/usr/share/*' -delete
 mkdir -p "$root"/{var/log,var/lib/ravel,run,tmp,proc,sys,dev} "$root/usr/share/ravel"
 for program in "${programs[@]}"; do
@@ -86,14 +99,14 @@ for program in "${programs[@]}"; do
 done
 ln -s ravelctl "$root/usr/bin/kubectl-ravel"  # kubectl ravel ...
 install -m 755 deploy/images/ravel-pool.sh "$root/usr/bin/ravel-pool"
+libraries=()  # of --cuda
 if [[ -n $cuda ]]; then
   [[ -f $bin/libravel_cuda.so ]] || die "--bin: no libravel_cuda.so beside the programs"
   strip --strip-unneeded -o "$root/usr/bin/libravel_cuda.so" "$bin/libravel_cuda.so"
-  found=0
   for library in "$cuda"/lib{cublasLt,cublas,cudnn*,nccl,nvrtc*}.so.[0-9]*; do
-    [[ -L $library || ! -f $library ]] || { cp "$library" "$root/usr/lib/x86_64-linux-gnu/" && found=$((found + 1)); }
+    [[ -L $library || ! -f $library ]] || { cp "$library" "$root/usr/lib/x86_64-linux-gnu/" && libraries+=("${library##*/}"); }
   done
-  [[ $found -gt 0 ]] || die "--cuda: no cuBLASLt, cuDNN or NCCL in $cuda"
+  [[ ${#libraries[@]} -gt 0 ]] || die "--cuda: no cuBLASLt, cuDNN or NCCL in $cuda"
   ldconfig -r "$root"
 fi
 printf 'root:x:0:0:root:/root:/usr/sbin/nologin\nravel:x:%s:%s:Ravel:/var/lib/ravel:/usr/sbin/nologin\n' $user $user >"$root/etc/passwd"
@@ -102,18 +115,23 @@ rm -f "$root"/etc/{shadow,gshadow,hostname,resolv.conf} "$root"/etc/*-
 chmod 1777 "$root/tmp"
 chown $user:$user "$root/var/lib/ravel"
 
-# Software bill of materials: SPDX 2.3, a package per Debian package, and this one.
+# Software bill of materials: SPDX 2.3, a package per Debian package that was unpacked, per library of --cuda, and this one.
 version=$("$bin/ravel-worker" --version | awk '{ print $NF }')
 created=$(date -u -d "@$epoch" +%Y-%m-%dT%H:%M:%SZ)
-find "$root/usr/share/doc" -mindepth 1 -maxdepth 1 -type d -printf '%f\n' | sort | while read -r name; do
-  apt-cache show --no-all-versions "$name" 2>/dev/null | awk -v name="$name" '$1 == "Version:" { print name, $2; exit }'
-done | jq -Rn --arg version "$version" --arg created "$created" '
-  [inputs | split(" ") | {name: .[0], versionInfo: .[1]}] as $packages |
+{
+  for control in "$root"/var/lib/dpkg/status.d/*; do
+    [[ $control == *.md5sums ]] || awk '{ sub(":$", "", $1) } $1 == "Package" || $1 == "Version" { of[$1] = $2 }
+      END { print of["Package"], of["Version"], "Organization: Debian" }' "$control"
+  done
+  for library in "${libraries[@]}"; do
+    echo "${library%%.so.*} ${library##*.so.} Organization: NVIDIA"
+  done
+} | LC_ALL=C sort | jq -Rn --arg version "$version" --arg created "$created" '
+  [inputs | split(" ") | {name: .[0], versionInfo: .[1], supplier: (.[2:] | join(" "))}] as $packages |
   {spdxVersion: "SPDX-2.3", dataLicense: "CC0-1.0", SPDXID: "SPDXRef-DOCUMENT", name: "ravel",
    documentNamespace: "urn:ravel:image:\($version)", creationInfo: {created: $created, creators: ["Tool: deploy/images/build.sh"]},
-   packages: ([{name: "ravel", versionInfo: $version}] + $packages | map(. + {
-     SPDXID: ("SPDXRef-" + (.name | gsub("[^A-Za-z0-9.-]"; "-"))), downloadLocation: "NOASSERTION", filesAnalyzed: false,
-     supplier: (if .name == "ravel" then "NOASSERTION" else "Organization: Debian" end)}))}' >"$output/sbom.spdx.json"
+   packages: ([{name: "ravel", versionInfo: $version, supplier: "NOASSERTION"}] + $packages | map(. + {
+     SPDXID: ("SPDXRef-" + (.name | gsub("[^A-Za-z0-9.-]"; "-"))), downloadLocation: "NOASSERTION", filesAnalyzed: false}))}' >"$output/sbom.spdx.json"
 cp "$output/sbom.spdx.json" "$root/usr/share/ravel/"
 
 echo "== image"

@@ -1,15 +1,52 @@
 #!/usr/bin/env bash
-# Runs a whole Ravel inside the file system of an image (deploy/images/build.sh), as its user, with a read-only root: text is prepared,
-# a job trains on one worker, its export and a sample are made. Needs root, for namespaces.
-#   tests/deploy/image_test.sh build/images/cpu/root
+# Looks at the file system of an image (deploy/images/build.sh): its size, that a package of its SBOM brought each shared library, and
+# that no file is set-id. Then a whole Ravel runs inside, as the image's user, with a read-only root: text is prepared, a job trains on
+# one worker, its export and a sample are made. With BIN, the programs it was made of, the image is built again, to the same digest.
+# Needs root, for namespaces.
+#   tests/deploy/image_test.sh build/images/cpu/root [BIN]
 set -euo pipefail
-root=$(cd "${1:?usage: image_test.sh ROOT}" && pwd)
+root=$(cd "${1:?usage: image_test.sh ROOT [BIN]}" && pwd)
+bin=${2:+$(realpath "$2")}
+repository=$(realpath "$(dirname "${BASH_SOURCE[0]}")/../..")
 inside=$(mktemp -d)
 trap 'rmdir "$inside"' EXIT
 
 size=$(du -sb "$root" | cut -f1)
 echo "size $((size / 1000000)) MB"
 [[ $size -lt 120000000 ]] || { echo "image_test.sh: larger than 120 MB" >&2; exit 1; }
+
+# Shared libraries that no package of the SBOM brought, or that are not as it brought them. Libraries of --cuda are in the SBOM by name.
+foreign_libraries() {
+  local sbom=usr/share/ravel/sbom.spdx.json
+  cd "$root"
+  find . -type f \( -name '*.so' -o -name '*.so.[0-9]*' \) ! -path ./usr/bin/libravel_cuda.so -exec md5sum {} + |
+    awk -v names="$(jq -r '.packages[] | .name + "=" + .versionInfo' "$sbom")" '
+      BEGIN { split(names, lines, "\n"); for (i in lines) listed[lines[i]] = 1 }
+      FILENAME != "-" && FILENAME ~ /md5sums$/ { owner[$1 " ./" $2] = FILENAME; next }
+      FILENAME != "-" { if ($1 == "Package:") package = $2; if ($1 == "Version:") version[FILENAME ".md5sums"] = package "=" $2; next }
+      {
+        name = of = $2
+        sub(/.*\//, "", name)
+        split(name, parts, ".so.")
+        of = owner[$1 " " $2]
+        if (!(of in version && version[of] in listed) && !(parts[1] "=" parts[2] in listed)) print $2
+      }' var/lib/dpkg/status.d/* -
+}
+foreign=$(foreign_libraries)
+[[ -z $foreign ]] || { echo "image_test.sh: of no package in the SBOM, or changed:" "$foreign" >&2; exit 1; }
+echo "ok: $(find "$root" -type f \( -name '*.so' -o -name '*.so.[0-9]*' \) | wc -l) shared libraries, all of packages in the SBOM"
+set_id=$(find "$root" -xdev ! -type l -perm /6000)
+[[ -z $set_id ]] || { echo "image_test.sh: set-id:" "$set_id" >&2; exit 1; }
+
+if [[ -n $bin ]]; then
+  again=$(mktemp -d)
+  (cd "$repository" && deploy/images/build.sh --bin "$bin" --output "$again/image") >"$again/log" || { cat "$again/log" >&2; exit 1; }
+  digests=$(jq -r '.manifests[0].digest' "$root/../oci/index.json" "$again/image/oci/index.json" | sort -u)
+  [[ $digests == sha256:* && $(wc -l <<<"$digests") == 1 ]] ||
+    { echo "image_test.sh: two builds differ (the second is kept in $again):" "$digests" >&2; exit 1; }
+  rm -rf "$again"
+  echo "ok: a second build has the digest $digests"
+fi
 
 cat >"/tmp/ravel-image-job.$$" <<'JOB'
 set -eu

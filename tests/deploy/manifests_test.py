@@ -7,9 +7,12 @@ environment of setup.sh, and built programs (RAVEL_BIN_DIR or a usual build).
     build/deploy-venv/bin/python tests/deploy/manifests_test.py
 """
 import copy
+import functools
+import json
 import os
 import pathlib
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -27,6 +30,7 @@ import cluster  # noqa: E402
 import custom_resources  # noqa: E402
 
 FOLDER = ROOT / "deploy" / "kubernetes"
+OLDEST_KUBECTL = (1, 21)  # with kustomize 4.0.5: folders as resources, patches, components
 VERSIONS = ["1.34.0", "1.35.0", "1.36.0"]
 PROGRAMS = {"ravel-coordinator", "ravel-store", "ravel-worker", "ravelctl"}
 USER = 10001  # of deploy/images/build.sh
@@ -36,8 +40,27 @@ def overlays():
     return [FOLDER / "base", *sorted(path.parent for path in (FOLDER / "overlays").glob("*/kustomization.yaml"))]
 
 
+@functools.cache
+def kubectl(program=None):
+    """That of this environment, else of PATH, if it can build the overlays."""
+    beside = pathlib.Path(sys.executable).parent / "kubectl"
+    program = program or (str(beside) if beside.exists() else shutil.which("kubectl"))
+    wanted = "kubectl {}.{} or later (deploy/README.md); tests/deploy/setup.sh makes an environment with one".format(*OLDEST_KUBECTL)
+    if program is None:
+        raise OldKubectl(f"there is no kubectl: this needs {wanted}")
+    said = subprocess.run([program, "version", "--client", "-o", "json"], check=True, capture_output=True, text=True).stdout
+    version = json.loads(said)["clientVersion"]["gitVersion"]
+    if tuple(int(number) for number in re.findall(r"\d+", version)[:2]) < OLDEST_KUBECTL:
+        raise OldKubectl(f"{program} is {version}: this needs {wanted}")
+    return program
+
+
+class OldKubectl(Exception):
+    pass
+
+
 def built(folder):
-    text = subprocess.run(["kubectl", "kustomize", str(folder)], check=True, capture_output=True, text=True).stdout
+    text = subprocess.run([kubectl(), "kustomize", str(folder)], check=True, capture_output=True, text=True).stdout
     return [document for document in yaml.safe_load_all(text) if document]
 
 
@@ -364,6 +387,7 @@ def store_volume(documents):
 class Manifests(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
+        kubectl()
         cls.flags = {program: flags_of(program) for program in PROGRAMS}
 
     def test_every_overlay_holds_to_schemas_and_policies(self):
@@ -371,6 +395,18 @@ class Manifests(unittest.TestCase):
             documents = built(folder)
             self.assertEqual(Findings(documents, self.flags, VERSIONS).found, [], folder.name)
             print(f"{folder.name}: {len(documents)} objects, Kubernetes {', '.join(VERSIONS)}")
+
+    def test_a_kubectl_that_is_too_old_is_named(self):
+        with tempfile.TemporaryDirectory() as folder:
+            for version, works in {"v1.20.2": False, "v1.21.0": True, "v1.9.11": False, "v1.36.3-dispatcher": True, "v2.0.0": True}.items():
+                program = pathlib.Path(folder) / version
+                program.write_text(f"""#!/bin/sh\necho '{{"clientVersion": {{"gitVersion": "{version}"}}}}'\n""")
+                program.chmod(0o755)
+                if works:
+                    self.assertEqual(kubectl(str(program)), str(program))
+                else:
+                    with self.assertRaisesRegex(OldKubectl, re.escape(f"{version}: this needs kubectl 1.21 or later")):
+                        kubectl(str(program))
 
     def test_monitoring_is_added_to_other_overlays(self):
         build = ROOT / "build"

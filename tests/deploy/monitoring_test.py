@@ -12,13 +12,17 @@ import pathlib
 import re
 import shutil
 import subprocess
+import sys
 import tempfile
 import unittest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "tests" / "testing"))
+import required  # noqa: E402
+
 MONITORING = ROOT / "deploy" / "monitoring"
 PROMTOOL = os.environ.get("RAVEL_PROMTOOL") or shutil.which("promtool")
-NEEDS_PROMTOOL = unittest.skipUnless(PROMTOOL, "promtool is not installed (Debian: prometheus); set RAVEL_PROMTOOL")
+NEEDS_PROMTOOL = required.skip_unless(PROMTOOL, "promtool", "promtool is not installed (Debian: prometheus); set RAVEL_PROMTOOL")
 
 
 def promtool(*arguments):

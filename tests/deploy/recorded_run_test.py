@@ -17,11 +17,12 @@ import unittest
 import urllib.request
 import xml.dom.minidom
 
-sys.path.insert(0, str(pathlib.Path(__file__).parent))
+sys.path[:0] = [str(pathlib.Path(__file__).parent), str(pathlib.Path(__file__).resolve().parents[1] / "testing")]
 import dashboard  # noqa: E402
 import draw_dashboard  # noqa: E402
 import record_run  # noqa: E402
 import recording  # noqa: E402
+import required  # noqa: E402
 
 ALERTS = dashboard.ROOT / "deploy" / "monitoring" / "alerts.yaml"
 PICTURE = dashboard.ROOT / "deploy" / "monitoring" / "dashboard.svg"
@@ -51,7 +52,7 @@ class RecordingTest(unittest.TestCase):
                          'a{j="x"}[1m] xs')
 
 
-@unittest.skipUnless(recording.programs(), "promtool or prometheus is missing (Debian: prometheus); set RAVEL_PROMTOOL")
+@required.skip_unless(recording.programs(), "promtool", "promtool or prometheus is missing (Debian: prometheus); set RAVEL_PROMTOOL")
 class RecordedRunTest(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
@@ -137,7 +138,7 @@ class RecordedRunTest(unittest.TestCase):
         self.assertTrue(drawn == PICTURE.read_text(), "the dashboard or the recording has changed: run draw_dashboard.py again")
 
 
-@unittest.skipUnless(recording.programs() and os.environ.get("RAVEL_BIN_DIR"), "RAVEL_BIN_DIR names no built programs")
+@required.skip_unless(recording.programs() and os.environ.get("RAVEL_BIN_DIR"), "promtool", "RAVEL_BIN_DIR names no built programs")
 class PagesTest(unittest.TestCase):
     def test_promtool_takes_the_pages_of_real_programs(self):
         with tempfile.TemporaryDirectory() as folder:

@@ -21,6 +21,7 @@
 
 #include "tests/testing/eventually.h"
 #include "tests/testing/mini_cluster.h"
+#include "tests/testing/required.h"
 
 namespace ravel::testing {
 namespace {
@@ -183,7 +184,8 @@ TEST_F(HostileRequestsTest, AHungStoreHoldsNobodyElseUp) {
   }));
   const HungMount hung(Path("bad-store"));
   if (!hung.mounted()) {
-    GTEST_SKIP() << "a mount that hangs needs FUSE and the right to mount";
+    SkipWithout("fuse", "a mount that hangs needs FUSE and the right to mount");
+    return;
   }
   for (const pid_t trainer : cluster_->AllTrainers()) {
     ::kill(trainer, SIGKILL);
@@ -232,7 +234,8 @@ TEST_F(HostileRequestsTest, TheCoordinatorNeedsNoneOfTheFiles) {
                  cluster_->folder(),
                  seconds(20))
           .exit_code != 0) {
-    GTEST_SKIP() << "a file system of its own for the coordinator needs root";
+    SkipWithout("namespaces", "a file system of its own for the coordinator needs root");
+    return;
   }
   std::filesystem::create_directories(Path("data/model"));
   WriteTokens(Path("data/tokens.bin"), 20000, TinyJob().vocabulary);

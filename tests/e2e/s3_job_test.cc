@@ -17,6 +17,7 @@
 
 #include "tests/testing/eventually.h"
 #include "tests/testing/mini_cluster.h"
+#include "tests/testing/required.h"
 #include "tests/testing/s3_server.h"
 
 namespace ravel::testing {
@@ -32,7 +33,8 @@ class S3JobTest : public ::testing::Test {
   void SetUp() override {
     absl::StatusOr<std::unique_ptr<S3Server>> server = S3Server::Start();
     if (absl::IsNotFound(server.status())) {
-      GTEST_SKIP() << server.status().message();
+      SkipWithout("moto", server.status().message());
+      return;
     }
     ASSERT_TRUE(server.ok()) << server.status();
     server_ = *std::move(server);

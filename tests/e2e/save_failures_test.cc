@@ -18,6 +18,7 @@
 #include "common/clock.h"
 #include "tests/testing/eventually.h"
 #include "tests/testing/mini_cluster.h"
+#include "tests/testing/required.h"
 
 namespace ravel::testing {
 namespace {
@@ -83,7 +84,8 @@ TEST_F(SaveFailuresTest, AStoreWithoutRoomIsToldAndKeptEmptyAndTheJobGoesOn) {
   std::filesystem::create_directories(store);
   // Room for the part of one rank, 4.3 MB, and not for both.
   if (::mount("tmpfs", store.c_str(), "tmpfs", 0, "size=6m") != 0) {
-    GTEST_SKIP() << "mounting a small tmpfs needs CAP_SYS_ADMIN";
+    SkipWithout("mounts", "mounting a small tmpfs needs CAP_SYS_ADMIN");
+    return;
   }
   ASSERT_EQ(cluster_->StartWorkers(2, cluster_->HoldFaults()), absl::OkStatus());
   cluster_->HoldTrainersAt(151);  // one save has failed, the next is not begun

@@ -19,6 +19,7 @@
 
 #include "tests/testing/eventually.h"
 #include "tests/testing/mini_cluster.h"
+#include "tests/testing/required.h"
 
 namespace ravel::testing {
 namespace {
@@ -112,7 +113,8 @@ class StoreMomentsTest : public ::testing::TestWithParam<Case> {
     cluster_ = std::move(*started);
     mount_ = std::make_unique<Mount>(cluster_->folder());
     if (!mount_->usable()) {
-      GTEST_SKIP() << "a mount of its own needs CAP_SYS_ADMIN";
+      SkipWithout("mounts", "a mount of its own needs CAP_SYS_ADMIN");
+      return;
     }
     WriteTokens(cluster_->folder() + "/tokens.bin", 20000, TinyJob().vocabulary);
   }

@@ -20,6 +20,7 @@
 #include "tests/testing/http_client.h"
 #include "tests/testing/memory_blobs.h"
 #include "tests/testing/process.h"
+#include "tests/testing/required.h"
 #include "tests/testing/s3_server.h"
 
 namespace ravel::store {
@@ -98,7 +99,8 @@ class S3StoreTest : public ::testing::Test {
   static void TearDownTestSuite() { delete server_; }
   void SetUp() override {
     if (absl::IsNotFound(server_->status())) {
-      GTEST_SKIP() << server_->status().message();
+      testing::SkipWithout("moto", server_->status().message());
+      return;
     }
     ASSERT_TRUE(server_->ok()) << server_->status();
     for (const auto& [name, value] : (**server_)->environment()) {

@@ -12,6 +12,7 @@
 #include <gtest/gtest.h>
 
 #include "tests/kernels/cuda_host/library_path.h"
+#include "tests/testing/required.h"
 
 namespace ravel::kernels::cuda::testing {
 namespace {
@@ -42,7 +43,7 @@ class CudaResources : public ::testing::Test {
  protected:
   void SetUp() override {
     if (BuiltCudaLibrary().empty()) {
-      GTEST_SKIP() << "built without RAVEL_CUDA: no device code was compiled";
+      ravel::testing::SkipWithout("cuda", "built without RAVEL_CUDA: no device code was compiled");
     }
   }
 };

@@ -19,6 +19,7 @@
 #include "kernels/cuda_host/cuda_device.h"
 #include "kernels/gemm.h"
 #include "tests/kernels/cuda_host/library_path.h"
+#include "tests/testing/required.h"
 
 namespace ravel::kernels::cuda {
 namespace {
@@ -538,7 +539,8 @@ TEST_F(EmulatedDeviceTest, EveryKernelIsEmulated) {
 
 TEST_F(EmulatedDeviceTest, TheKernelsAreThoseOfTheBuiltLibrary) {
   if (testing::BuiltCudaLibrary().empty()) {
-    GTEST_SKIP() << "built without CUDA";
+    ravel::testing::SkipWithout("cuda", "built without CUDA");
+    return;
   }
   const auto built = CudaLibrary::Open(testing::BuiltCudaLibrary());
   ASSERT_TRUE(built.ok()) << built.status();

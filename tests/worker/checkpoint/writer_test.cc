@@ -22,6 +22,7 @@
 #include "common/store/step_verifier.h"
 #include "coordinator/saves/retention.h"
 #include "tests/testing/eventually.h"
+#include "tests/testing/required.h"
 #include "tests/testing/saved_state.h"
 
 namespace ravel::checkpoint {
@@ -170,7 +171,8 @@ TEST_F(WriterTest, ItMayBeDestroyedWhileASaveIsInFlight) {
 TEST(FullDiskTest, TheSaveFailsByNameAndTheOldStepStays) {
   const TemporaryDirectory directory;
   if (::mount("tmpfs", directory.path().c_str(), "tmpfs", 0, "size=2m") != 0) {
-    GTEST_SKIP() << "mounting a small tmpfs needs CAP_SYS_ADMIN";
+    testing::SkipWithout("mounts", "mounting a small tmpfs needs CAP_SYS_ADMIN");
+    return;
   }
   {
     store::FileStore store(directory.path());

@@ -14,6 +14,7 @@
 #include <unistd.h>
 
 #include "tests/testing/process.h"
+#include "tests/testing/required.h"
 
 namespace ravel::daemon {
 namespace {
@@ -48,7 +49,7 @@ class ConfinementTest : public ::testing::Test {
       testing::WriteText(scratch_.path() + folder + "/file", "x");
     }
     if (InConfinedProcess({}, [] { return 0; }) == kNoLandlock) {
-      GTEST_SKIP() << "this kernel offers no Landlock";
+      testing::SkipWithout("landlock", "this kernel offers no Landlock");
     }
   }
   std::string At(const std::string& rest) const { return scratch_.path() + rest; }

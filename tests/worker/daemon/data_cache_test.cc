@@ -23,6 +23,7 @@
 #include "common/token_check.h"
 #include "tests/testing/eventually.h"
 #include "tests/testing/process.h"
+#include "tests/testing/required.h"
 
 namespace ravel::daemon {
 namespace {
@@ -263,7 +264,8 @@ TEST_F(DataCacheTest, ADiskWithoutRoomIsNotWrittenTo) {
 
 TEST_F(DataCacheTest, RoomThatAnotherFetchAwaitsIsNotGivenTwice) {
   if (!PutOnSmallDisk(1 << 20)) {
-    GTEST_SKIP() << "this process may not mount a file system";
+    testing::SkipWithout("mounts", "this process may not mount a file system");
+    return;
   }
   MakeSet("one", 600'000);
   MakeSet("two", 600'000);
@@ -285,7 +287,8 @@ TEST_F(DataCacheTest, RoomThatAnotherFetchAwaitsIsNotGivenTwice) {
 // Disk that is set aside for the rest of a file is room for that rest.
 TEST_F(DataCacheTest, AFetchThatIsCutOffHasTheRoomThatItHadTaken) {
   if (!PutOnSmallDisk(1 << 20)) {
-    GTEST_SKIP() << "this process may not mount a file system";
+    testing::SkipWithout("mounts", "this process may not mount a file system");
+    return;
   }
   MakeSet("web", 1'400'000);
   store::DataManifest one;  // of its two files

@@ -33,8 +33,8 @@ SPECS = {
 METADATA = {"name!": NAME, "namespace!": NAME, "labels!": MAP, "annotations": MAP}
 CLUSTER_KINDS = {"Namespace", "ClusterRole", "ClusterRoleBinding", "ClusterTrainingRuntime"}
 # The flags of kube-rbac-proxy that may be used here.
-PROXY_FLAGS = {"--secure-listen-address", "--upstream", "--allow-paths", "--tls-cert-file", "--tls-private-key-file", "--tls-min-version",
-               "--client-ca-file", "--auth-token-audiences", "--proxy-endpoints-port"}
+PROXY_FLAGS = {"--secure-listen-address", "--upstream", "--allow-paths", "--ignore-paths", "--tls-cert-file", "--tls-private-key-file",
+               "--tls-min-version", "--client-ca-file", "--auth-token-audiences", "--proxy-endpoints-port"}
 # Secrets that the administrator makes (deploy/README.md).
 BY_HAND = {"ravel-join", "ravel-store-identity"}
 
@@ -189,6 +189,8 @@ class References:
             unknown = {word.split("=")[0] for word in container["args"]} - PROXY_FLAGS
             if unknown:
                 self.say(document, f"kube-rbac-proxy has no {' '.join(sorted(unknown))}")
+            if flag(container, "--allow-paths") and flag(container, "--ignore-paths"):
+                self.say(document, "kube-rbac-proxy does not take --allow-paths together with --ignore-paths")
             upstream = re.fullmatch(r"http://(127\.0\.0\.1:\d+)/", flag(container, "--upstream") or "")
             if upstream is None or upstream[1] not in {flag(c, "--http-listen") for c in every}:
                 self.say(document, "the proxy asks where nobody listens")

@@ -183,6 +183,25 @@ class Findings:
                 self.say(document, f"volume {volume['name']} is a path of the host")
         for container in containers(template):
             self.container(document, container, volumes)
+        self.probes(document, template)
+
+    def probes(self, document, template):
+        """Services have all probes; those by HTTP ask a page that the pod serves, over TLS, to callers without a token."""
+        served = {}
+        for container in containers(template):
+            listen = custom_resources.flag(container, "--http-listen") or "off"
+            if listen != "off" and not listen.startswith("127."):
+                served[int(listen.rpartition(":")[2])] = ["/livez", "/readyz"]
+            if (listen := custom_resources.flag(container, "--secure-listen-address")):
+                served[int(listen.rpartition(":")[2])] = (custom_resources.flag(container, "--ignore-paths") or "").split(",")
+        for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
+            if document["kind"] == "StatefulSet" and probe not in template["spec"]["containers"][0]:
+                self.say(document, f"no {probe}")
+            for container in containers(template):
+                asked = container.get(probe, {}).get("httpGet")
+                numbers = {port["name"]: port["containerPort"] for port in container.get("ports", [])}
+                if asked and (asked["path"] not in served.get(numbers.get(asked["port"], asked["port"]), []) or asked.get("scheme") != "HTTPS"):
+                    self.say(document, f"{container['name']}: {probe} asks {asked}, which nobody serves")
 
     def container(self, document, container, volumes):
         name, context = container["name"], container.get("securityContext", {})
@@ -300,6 +319,12 @@ FAULTS = {
     "unknown flag in shell text": lambda d: worker(d)["initContainers"][0]["args"].__setitem__(0, "ravel-worker join --tokem x"),
     "unknown verb": lambda d: worker(d)["initContainers"][0]["args"].__setitem__(0, "ravel-worker enrol --work-dir /x"),
     "probe of no port": lambda d: coordinator(d)["containers"][0]["livenessProbe"]["tcpSocket"].update(port="http"),
+    "worker that is never asked": lambda d: worker(d)["containers"][0].pop("livenessProbe"),
+    "worker that is ready at once": lambda d: worker(d)["containers"][0].pop("readinessProbe"),
+    "probe of no page": lambda d: worker(d)["containers"][0]["readinessProbe"]["httpGet"].update(path="/ready"),
+    "probe of a page that needs a token": lambda d: worker(d)["containers"][0]["livenessProbe"]["httpGet"].update(path="/metrics"),
+    "probe in plaintext": lambda d: worker(d)["containers"][0]["livenessProbe"]["httpGet"].pop("scheme"),
+    "probe of loopback": lambda d: worker(d)["containers"][0]["args"].__setitem__(5, "--http-listen=127.0.0.1:7071"),
     "mount of no volume": lambda d: worker(d)["containers"][0]["volumeMounts"][0].update(name="works"),
     "claim that is not there": lambda d: worker(d)["volumes"][0]["persistentVolumeClaim"].update(claimName="shared"),
     "service that selects nothing": lambda d: first(d, "Service", "ravel-coordinator")["spec"]["selector"].update(x="y"),
@@ -348,6 +373,8 @@ POOL_FAULTS = {
     ("monitoring", "dashboard that is cut"): lambda d: first(d, "ConfigMap", "ravel-dashboard")["data"].update({"ravel.json": "{}"}),
     ("monitoring", "proxy of another port"): lambda d: proxy(d)["args"].__setitem__(1, "--upstream=http://127.0.0.1:7072/"),
     ("monitoring", "unknown flag of the proxy"): lambda d: proxy(d)["args"].append("--allowed-paths=/metrics"),
+    ("monitoring", "probe that the proxy asks for a token"): lambda d: proxy(d)["args"].__setitem__(2, "--allow-paths=/metrics"),
+    ("monitoring", "probe of loopback"): lambda d: worker(d)["containers"][0]["readinessProbe"]["httpGet"].update(port=7071),
     ("monitoring", "role that is not there"): lambda d: d.remove(first(d, "ClusterRole", "ravel-metrics-reader")),
     ("monitoring", "account that is not there"): lambda d: d.remove(first(d, "ServiceAccount", "ravel-metrics-reader")),
     ("cert-manager", "misspelled key of a certificate"): lambda d: store_certificate(d).update(dnsName=["x"]),

@@ -1,5 +1,7 @@
 #include "common/model/gemm_paths.h"
 
+#include <algorithm>
+#include <iterator>
 #include <utility>
 
 #include <absl/strings/str_cat.h>
@@ -47,6 +49,21 @@ struct Needs {
 constexpr Needs kNeeds[] = {{GemmPath::kFp8Tensor, 8, 9, false, 120000},
                             {GemmPath::kFp8Block, 9, 0, true, 120900},
                             {GemmPath::kMxFp8, 10, 0, true, 120800}};
+
+bool HasCapability(const Needs& needs, const GemmDevice& device) {
+  return std::pair(device.compute_major, device.compute_minor) >=
+             std::pair(needs.compute_major, needs.compute_minor) &&
+         (!needs.that_major_alone || device.compute_major == needs.compute_major);
+}
+
+// "8.9 or later", "9.0 to 9.9".
+std::string CapabilityText(const Needs& needs) {
+  return absl::StrCat(
+      needs.compute_major,
+      ".",
+      needs.compute_minor,
+      needs.that_major_alone ? absl::StrCat(" to ", needs.compute_major, ".9") : " or later");
+}
 
 std::string ClassesText() {
   return absl::StrJoin(kGemmClasses, ", ");
@@ -147,20 +164,14 @@ absl::Status CheckGemmPath(GemmPath path, const GemmDevice& device) {
     if (needs.path != path) {
       continue;
     }
-    const bool computes = std::pair(device.compute_major, device.compute_minor) >=
-                              std::pair(needs.compute_major, needs.compute_minor) &&
-                          (!needs.that_major_alone || device.compute_major == needs.compute_major);
-    if (!computes || device.cublas_lt_version < needs.cublas_lt_version) {
+    if (!HasCapability(needs, device) || device.cublas_lt_version < needs.cublas_lt_version) {
       return absl::FailedPreconditionError(absl::StrCat(
           "gemm path ",
           GemmPathName(path),
           " (",
           ClassesText(),
           "): expected compute capability ",
-          needs.compute_major,
-          ".",
-          needs.compute_minor,
-          needs.that_major_alone ? absl::StrCat(" to ", needs.compute_major, ".9") : " or later",
+          CapabilityText(needs),
           " and cuBLASLt ",
           needs.cublas_lt_version,
           " or later, got ",
@@ -175,6 +186,37 @@ absl::Status CheckGemmPath(GemmPath path, const GemmDevice& device) {
     }
   }
   return absl::OkStatus();
+}
+
+absl::Status CheckRecipeOnGpu(const RecipeSpec& spec, const GemmDevice& device) {
+  const GemmPath path = spec.emulation.empty() ? PathOfCodes(spec.recipe) : GemmPath::kNone;
+  const Needs* const needs = std::ranges::find(kNeeds, path, &Needs::path);
+  if (device.compute_major == 0 || needs == std::end(kNeeds) || HasCapability(*needs, device)) {
+    return absl::OkStatus();
+  }
+  std::vector<const char*> paths;
+  for (const Needs& known : kNeeds) {
+    if (HasCapability(known, device)) {
+      paths.push_back(GemmPathName(known.path));
+    }
+  }
+  return FieldRefusal(
+      "precision.recipe",
+      absl::StrCat("a recipe whose codes ",
+                   device.name,
+                   " (compute capability ",
+                   device.compute_major,
+                   ".",
+                   device.compute_minor,
+                   ") multiplies, which has ",
+                   paths.empty() ? "no gemm path of codes"
+                                 : absl::StrCat("the gemm paths ", absl::StrJoin(paths, ", ")),
+                   ", or precision.emulation: [dequant_bf16] beside it"),
+      absl::StrCat(RecipeName(spec.recipe),
+                   ", whose path ",
+                   GemmPathName(path),
+                   " needs compute capability ",
+                   CapabilityText(*needs)));
 }
 
 }  // namespace ravel::plan

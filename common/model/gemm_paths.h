@@ -48,6 +48,10 @@ struct GemmDevice {
 };
 // An error names the gemms of the path, the device and what it lacks.
 absl::Status CheckGemmPath(GemmPath path, const GemmDevice& device);
+// Refuses a job's recipe where a GPU of this capability has no gemms of its path, whatever library
+// it has; nothing where the capability is not known (0.0) or an emulation is allowed. The error
+// names precision.recipe, the paths that the device has and the emulation that it would take.
+absl::Status CheckRecipeOnGpu(const RecipeSpec& spec, const GemmDevice& device);
 
 // The multiple that dimensions of matrices and tokens of a micro-batch have to be for a path.
 constexpr int64_t GemmStep(GemmPath path) {

@@ -51,6 +51,19 @@ constexpr DensePeak kDensePeaks[] = {
     {"NVIDIA GB200", 2500 * kTera},
     {"NVIDIA L40S", 362 * kTera},
 };
+// A model's compute capability, by the word that names it: GH200 is not H200.
+struct ModelCapability {
+  std::string_view word;
+  int compute_major;
+  int compute_minor;
+};
+constexpr ModelCapability kCapabilities[] = {{"A100", 8, 0},
+                                             {"L40S", 8, 9},
+                                             {"H100", 9, 0},
+                                             {"H200", 9, 0},
+                                             {"GH200", 9, 0},
+                                             {"B200", 10, 0},
+                                             {"GB200", 10, 0}};
 constexpr KnownDevice kCpu = {"cpu", 0.1 * kTera, 10 * kGiga, 8 * kGiga, 1 * kGiga};
 
 absl::Status Expected(std::string_view text) {
@@ -107,9 +120,23 @@ absl::StatusOr<DeviceKind> KindOf(std::string_view name, std::string_view text) 
     if (known.name == model) {
       kind.known = true;
       SetRates(known, kind);
+      const GemmDevice device = GemmDeviceOf(model);
+      kind.compute_major = device.compute_major;
+      kind.compute_minor = device.compute_minor;
     }
   }
   return kind;
+}
+
+bool IsWordOf(std::string_view word, std::string_view text) {
+  const auto parts = [](char c) { return std::isalnum(static_cast<unsigned char>(c)) == 0; };
+  for (size_t at = text.find(word); at != std::string_view::npos; at = text.find(word, at + 1)) {
+    const size_t end = at + word.size();
+    if ((at == 0 || parts(text[at - 1])) && (end == text.size() || parts(text[end]))) {
+      return true;
+    }
+  }
+  return false;
 }
 
 }  // namespace
@@ -149,6 +176,25 @@ double DenseBf16Peak(std::string_view model) {
     }
   }
   return 0;
+}
+
+GemmDevice GemmDeviceOf(std::string_view model) {
+  GemmDevice device;
+  device.name = std::string(model);
+  for (const ModelCapability& known : kCapabilities) {
+    if (IsWordOf(known.word, model)) {
+      device.compute_major = known.compute_major;
+      device.compute_minor = known.compute_minor;
+    }
+  }
+  return device;
+}
+
+absl::Status CheckRecipeOn(const DeviceKind& kind, const RecipeSpec& recipe) {
+  return CheckRecipeOnGpu(recipe,
+                          {.name = kind.name,
+                           .compute_major = kind.compute_major,
+                           .compute_minor = kind.compute_minor});
 }
 
 absl::Status CheckTensorNodes(const DeviceKind& kind, int64_t tensor_ranks, bool across_nodes) {

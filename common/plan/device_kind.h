@@ -1,12 +1,13 @@
 #pragma once
 
 // Devices that a plan is made for without having them: what they are called, how much memory they
-// have, and rough speeds for a timeline.
+// have, what they can compute, and rough speeds for a timeline.
 
 #include <cstdint>
 #include <string>
 #include <string_view>
 
+#include "common/model/gemm_paths.h"
 #include "common/status.h"
 
 namespace ravel::plan {
@@ -21,7 +22,9 @@ struct DeviceKind {
   double node_bytes_per_second = 0;     // to a peer of the node, one direction
   double network_bytes_per_second = 0;  // to another node
   int64_t devices_per_node = 8;
-  bool known = false;  // else the rates are those of a common device, and the text says so
+  bool known = false;     // else the rates are those of a common device, and the text says so
+  int compute_major = 0;  // compute capability; 0.0: not known, or no GPU
+  int compute_minor = 0;
 
   // Memory that a plan may use: all of it less 6 % for the runtime, its context and its
   // communicators.
@@ -40,6 +43,14 @@ absl::StatusOr<DeviceRequest> ParseDevices(std::string_view text, bool cpu_by_de
 // Returns the vendor's dense bf16 peak in FLOP/s of the device with this NVML name, such as "NVIDIA
 // H100 80GB HBM3", or 0 if the device is not known or is a MIG slice.
 double DenseBf16Peak(std::string_view model);
+
+// Returns what the device with this NVML name, or a slice of it (MIG), can compute: of compute
+// capability 0.0 if the device is not known.
+GemmDevice GemmDeviceOf(std::string_view model);
+
+// Refuses a recipe that devices of this kind cannot run, as CheckRecipeOnGpu does; of cpu devices
+// and of those that are not known nothing.
+absl::Status CheckRecipeOn(const DeviceKind& kind, const RecipeSpec& recipe);
 
 // Refuses a tensor axis of so many ranks that its groups do not lie in nodes of this kind, unless
 // `across_nodes`; of cpu devices, whose nodes have any number, nothing. The error names the field.

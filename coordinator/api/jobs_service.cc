@@ -23,6 +23,7 @@
 #include "coordinator/api/stream_writer_service.h"
 #include "coordinator/jobs/bounded_look.h"
 #include "coordinator/jobs/job_controller.h"
+#include "coordinator/jobs/recipe_fit.h"
 
 namespace ravel::coordinator {
 namespace {
@@ -159,8 +160,14 @@ absl::Status JobsService::PlanSizes(Context* context, const plan::JobSpec& spec)
 MemoryFit JobsService::FitSizes(Context* context,
                                 const plan::JobSpec& spec,
                                 const DeviceInventory& inventory) {
+  const RecipeFit recipe = CheckRecipeHere(spec, inventory);
+  if (!recipe.status.ok()) {
+    return {.status = recipe.status, .warnings = {}, .peak_bytes = {}};
+  }
   Turn turn(parts_.pools->plan_turns());
-  return CheckMemory(*parts_.planner, spec, inventory, GiveUp(context, turn));
+  MemoryFit fit = CheckMemory(*parts_.planner, spec, inventory, GiveUp(context, turn));
+  fit.warnings.insert(fit.warnings.begin(), recipe.warnings.begin(), recipe.warnings.end());
+  return fit;
 }
 
 absl::StatusOr<CanonicalJob> JobsService::Look(Context* context, const v1::TrainingJob& job) {

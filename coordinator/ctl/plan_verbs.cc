@@ -183,6 +183,7 @@ absl::StatusOr<Planned> MakePlan(const PlanOptions& options) {
   planned.device = devices.kind;
   RETURN_IF_ERROR(
       plan::CheckTensorNodes(planned.device, job.spec.tensor, job.spec.tensor_across_nodes));
+  RETURN_IF_ERROR(plan::CheckRecipeOn(planned.device, job.spec.recipe));
   planned.automatic_offload = job.spec.optimizer.offload.automatic;
   request.spec.optimizer.offload.device_bytes = devices.kind.usable_bytes();
   ASSIGN_OR_RETURN(planned.plan, plan::BuildFittingPlan(request));

@@ -30,6 +30,9 @@ void AddNode(const std::string& node,
              const std::vector<DeviceFacts>& devices,
              DeviceInventory& inventory) {
   for (const DeviceFacts& device : devices) {
+    if (device.kind != "cpu") {
+      inventory.gpu_models.insert(device.model);
+    }
     if (device.kind != "cpu" && device.memory_bytes > inventory.gpu_bytes) {
       inventory.gpu_bytes = device.memory_bytes;
       inventory.gpu_name = absl::StrCat(device.model, " of ", node);

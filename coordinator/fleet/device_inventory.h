@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <map>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -11,6 +12,7 @@ namespace ravel::coordinator {
 
 // The largest devices among the nodes that are here; 0: none is known.
 struct DeviceInventory {
+  std::set<std::string> gpu_models = {};  // of all GPUs, as NVML names them
   std::string gpu_name = {};
   int64_t gpu_bytes = 0;  // of one GPU
   std::string cpu_name = {};
@@ -25,7 +27,7 @@ struct DeviceInventory {
   int64_t cpus_of_host = 0;
 };
 
-// Takes the node's devices where they are larger than those before.
+// Takes the node's devices where they are larger than those before, and the models of its GPUs.
 void AddNode(const std::string& node,
              const std::vector<DeviceFacts>& devices,
              DeviceInventory& inventory);

@@ -61,6 +61,38 @@ TEST_F(JobsServiceTest, ManyMissingFilesAreAllTold) {
   EXPECT_EQ(response.violations_size(), 120);
 }
 
+TEST_F(JobsServiceTest, ARecipeThatNoGpuHereCanRunIsRefused) {
+  constexpr int64_t kMemory = int64_t{64} << 30;
+  AddNode(1, TokensOf(26'000), kLookProtocol, kMemory, "NVIDIA H100 80GB HBM3");
+  const auto job = [this](const std::string& name, const std::string& recipe) {
+    v1::TrainingJob made = Job(name);
+    made.mutable_spec()->mutable_devices()->set_kind("gpu");
+    made.mutable_spec()->mutable_precision()->set_recipe(recipe);
+    return made;
+  };
+  v1::ErrorDetail detail;
+  const grpc::Status refused = Submit(job("blocks", "mxfp8"), &detail);
+  EXPECT_EQ(refused.error_code(), grpc::StatusCode::INVALID_ARGUMENT);
+  EXPECT_TRUE(absl::StrContains(refused.error_message(), "NVIDIA H100 80GB HBM3 (compute "))
+      << refused.error_message();
+  ASSERT_EQ(detail.violations_size(), 1);
+  EXPECT_EQ(detail.violations(0).path(), "spec.precision.recipe");
+  OnStrand([this] { EXPECT_TRUE(controller_->List().empty()); });
+  const grpc::Status native = Submit(job("native", "fp8_tensor"));
+  EXPECT_TRUE(native.ok()) << native.error_message();
+  v1::TrainingJob emulated = job("emulated", "mxfp8");
+  emulated.mutable_spec()->mutable_precision()->add_emulation("dequant_bf16");
+  const grpc::Status allowed = Submit(emulated);
+  EXPECT_TRUE(allowed.ok()) << allowed.error_message();
+  // A model that is not known may have what the others lack.
+  AddNode(2, TokensOf(26'000), kLookProtocol, kMemory, "NVIDIA Next 1");
+  v1::SubmitJobResponse response;
+  const grpc::Status unknown = DryRun(job("blocks", "mxfp8"), &response);
+  EXPECT_TRUE(unknown.ok()) << unknown.error_message();
+  ASSERT_EQ(response.warnings_size(), 1);
+  EXPECT_TRUE(absl::StrContains(response.warnings(0), "NVIDIA H100 80GB HBM3 ends at its start"));
+}
+
 TEST_F(JobsServiceTest, ANodeAnswersForPathsThatTheCoordinatorDoesNotHave) {
   AddNode(1, TokensOf(26'000));
   v1::SubmitJobResponse response;

@@ -172,12 +172,16 @@ class JobsServiceTest : public ::testing::Test {
   void AddNode(StreamId stream,
                LookingFleet::Look look,
                int64_t protocol = kLookProtocol,
-               int64_t memory_bytes = int64_t{64} << 30) {
+               int64_t memory_bytes = int64_t{64} << 30,
+               const std::string& gpu_model = "") {
     HelloMessage hello;
     hello.node_id = absl::StrCat("node-", stream);
     hello.incarnation = absl::StrCat("incarnation-", stream);
     hello.protocol = protocol;
     hello.devices.push_back({"cpu", "test", memory_bytes, "cpu-0"});
+    if (!gpu_model.empty()) {
+      hello.devices.push_back({"gpu", gpu_model, memory_bytes, "gpu-0"});
+    }
     OnStrand([&] {
       fleet_.nodes[stream] = std::move(look);
       controller_->OnHello(stream, hello);

@@ -275,6 +275,25 @@ TEST_F(PlanFile, LayersThatRunTwiceOrAreLeftOutAreNamed) {
   EXPECT_THAT(ran.out, HasSubstr("leaves out each layer with probability 0.25"));
 }
 
+TEST_F(PlanFile, ARecipeThatTheDevicesLackIsRefused) {
+  const std::string mxfp8 = Write("  precision: {recipe: mxfp8}\n");
+  const Ran hopper = PlanWith({.file = mxfp8, .devices = "2xH100-80G"});
+  EXPECT_EQ(hopper.exit_code, kExitUsage);
+  EXPECT_THAT(hopper.err,
+              HasSubstr("precision.recipe: expected a recipe whose codes H100-80G (compute "
+                        "capability 9.0) multiplies, which has the gemm paths fp8_tensor, "
+                        "fp8_block, or precision.emulation: [dequant_bf16]"));
+  EXPECT_EQ(PlanWith({.file = mxfp8, .devices = "2xB200-180G"}).exit_code, kExitOk);
+  EXPECT_EQ(PlanWith({.file = mxfp8, .devices = "2xNext-1-48G"}).exit_code, kExitOk);
+  EXPECT_EQ(PlanWith({.file = mxfp8, .devices = "2xcpu"}).exit_code, kExitOk);
+  const std::string tensor = Write("  precision: {recipe: fp8_tensor}\n");
+  EXPECT_EQ(PlanWith({.file = tensor, .devices = "2xA100-80G"}).exit_code, kExitUsage);
+  EXPECT_EQ(PlanWith({.file = tensor, .devices = "2xH200-141G"}).exit_code, kExitOk);
+  const std::string emulated =
+      Write("  precision: {recipe: fp8_tensor, emulation: [dequant_bf16]}\n");
+  EXPECT_EQ(PlanWith({.file = emulated, .devices = "2xA100-80G"}).exit_code, kExitOk);
+}
+
 TEST_F(PlanFile, MistakesAreNamed) {
   const std::string file = Write("");
   const Ran devices = PlanWith({.file = file, .devices = "4xH100"});

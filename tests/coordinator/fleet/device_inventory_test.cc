@@ -38,6 +38,7 @@ TEST(DeviceInventory, HasTheLargestDeviceOfEachKind) {
   EXPECT_EQ(inventory.cpu_count, 2);
   EXPECT_EQ(inventory.gpu_name, "H200 of b");
   EXPECT_EQ(inventory.gpu_bytes, 80);
+  EXPECT_EQ(inventory.gpu_models, std::set<std::string>{"H200"});
 }
 
 TEST(DeviceInventory, HostsOfGpusCountOnce) {

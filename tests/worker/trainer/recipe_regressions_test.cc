@@ -13,7 +13,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "common/model/gemm_paths.h"
 #include "common/model/recipes.h"
+#include "common/plan/device_kind.h"
 #include "tests/testing/strategy_cases.h"
 #include "worker/optim/stored_state.h"
 
@@ -313,6 +315,42 @@ TEST_F(RecipeRegressions, UnsupportedRecipeRefusedAtPlan) {
                               .status()
                               .message()),
               ::testing::HasSubstr("precision.emulation: expected dequant_bf16"));
+  spec.recipe.emulation = {plan::GemmPath::kDequantBf16};
+  EXPECT_TRUE(plan::BuildShardingPlan({.spec = spec, .ranks = 1, .shared_memory = true}).ok());
+}
+
+// A recipe is accepted for a kind of device exactly where a trainer there would begin with the
+// plan's path.
+TEST_F(RecipeRegressions, APlanIsAcceptedWhereItsTrainerBegins) {
+  constexpr uint64_t kLibrary = 130100;
+  for (const char* devices : {"1xA100-80G", "1xH100-80G", "1xH200-141G", "1xB200-180G", "1xcpu"}) {
+    const plan::DeviceKind kind = plan::ParseDevices(devices, false)->kind;
+    for (const Recipe recipe : kAllRecipes) {
+      for (const bool emulated : {false, true}) {
+        plan::JobSpec spec = Job({}, recipe);
+        spec.cpu_devices = kind.cpu;
+        spec.recipe.emulation = {};
+        if (emulated && !kind.cpu) {
+          spec.recipe.emulation = {plan::GemmPath::kDequantBf16};
+        }
+        const absl::StatusOr<plan::GemmPath> path =
+            plan::ChooseGemmPath(spec.recipe, spec.cpu_devices);
+        SCOPED_TRACE(absl::StrCat(devices, " ", plan::RecipeName(recipe), " ", emulated));
+        if (!path.ok()) {
+          EXPECT_TRUE(recipe == Recipe::kNvFp4 && !emulated && !kind.cpu) << path.status();
+          continue;
+        }
+        EXPECT_EQ(*path == plan::GemmPath::kCpuReference, kind.cpu);
+        EXPECT_EQ(plan::CheckRecipeOn(kind, spec.recipe).ok(),
+                  plan::CheckGemmPath(*path,
+                                      {.name = kind.name,
+                                       .compute_major = kind.compute_major,
+                                       .compute_minor = kind.compute_minor,
+                                       .cublas_lt_version = kLibrary})
+                      .ok());
+      }
+    }
+  }
 }
 
 }  // namespace

@@ -36,61 +36,6 @@ ShardingPlan Make(const PlanRequest& request) {
   return plan.ok() ? *std::move(plan) : ShardingPlan{};
 }
 
-TEST(DeviceKind, PeaksAreOfWholeKnownDevices) {
-  EXPECT_EQ(DenseBf16Peak("NVIDIA H100 80GB HBM3"), 989.4e12);
-  EXPECT_EQ(DenseBf16Peak("NVIDIA H100 PCIe"), 756e12);
-  EXPECT_EQ(DenseBf16Peak("NVIDIA H200"), 989.4e12);
-  EXPECT_EQ(DenseBf16Peak("NVIDIA H200 NVL"), 835e12);
-  EXPECT_EQ(DenseBf16Peak("NVIDIA A100-SXM4-80GB"), 312e12);
-  EXPECT_EQ(DenseBf16Peak("NVIDIA B200"), 2250e12);
-  for (const char* other : {"",
-                            "NVIDIA",
-                            "NVIDIA B2000",
-                            "NVIDIA H100 64GB HBM2",
-                            "NVIDIA H100 80GB HBM3 MIG 1g.10gb",
-                            "NVIDIA GeForce RTX 4090",
-                            "AMD EPYC 7763"}) {
-    EXPECT_EQ(DenseBf16Peak(other), 0) << other;
-  }
-}
-
-TEST(DeviceKind, CountsNamesAndMemory) {
-  const absl::StatusOr<DeviceRequest> h100 = ParseDevices("64xH100-80G", true);
-  ASSERT_TRUE(h100.ok());
-  EXPECT_EQ(h100->count, 64);
-  EXPECT_EQ(h100->kind.name, "H100-80G");
-  EXPECT_EQ(h100->kind.memory_bytes, int64_t{80} << 30);
-  EXPECT_TRUE(h100->kind.known);
-  EXPECT_FALSE(h100->kind.cpu);
-  // 6 % are the runtime's: "of 75.2 GiB".
-  EXPECT_EQ(BytesText(h100->kind.usable_bytes()), "75.2 GiB");
-  EXPECT_EQ(ParseDevices("8xH200-141G", true)->kind.memory_bytes, int64_t{141} << 30);
-  const absl::StatusOr<DeviceRequest> other = ParseDevices("2xNext-1-48GiB", true);
-  ASSERT_TRUE(other.ok());
-  EXPECT_EQ(other->kind.memory_bytes, int64_t{48} << 30);
-  EXPECT_FALSE(other->kind.known);
-  EXPECT_TRUE(ParseDevices("4xcpu", false)->kind.cpu);
-  EXPECT_EQ(ParseDevices("4xcpu", false)->kind.memory_bytes, 0);
-  EXPECT_EQ(ParseDevices("4xcpu-16G", false)->kind.memory_bytes, int64_t{16} << 30);
-  EXPECT_EQ(ParseDevices("4", true)->kind.name, "cpu");
-  EXPECT_EQ(ParseDevices("", true)->count, 0);
-  for (const char* bad : {"x",
-                          "0xcpu",
-                          "4x",
-                          "H100-80G",
-                          "4xH100",
-                          "4xH100-80",
-                          "4xH100-0G",
-                          "4xcpu-x",
-                          "4xx-1T",
-                          "4 "}) {
-    const absl::Status status = ParseDevices(bad, true).status();
-    EXPECT_THAT(std::string(status.message()),
-                HasSubstr("--devices: expected a count and a device"))
-        << bad;
-  }
-}
-
 TEST(PlanReport, CategoriesAddUpToThePredictedPeak) {
   for (const bool shared : {false, true}) {
     for (const int64_t ranks : {1, 2, 4}) {

@@ -5,6 +5,7 @@
 #include <csignal>
 #include <cstdio>
 #include <filesystem>
+#include <map>
 #include <memory>
 #include <string>
 #include <vector>
@@ -55,6 +56,19 @@ class OffloadTest : public ::testing::Test {
     return cluster_->Metrics(job.name);
   }
 
+  // State digests of the committed steps.
+  std::map<int64_t, std::string> Digests(const std::string& job) const {
+    std::map<int64_t, std::string> digests;
+    const auto steps = cluster_->Checkpoints(job);
+    EXPECT_TRUE(steps.ok()) << steps.status();
+    for (const auto& [step, directory] : steps.value_or(std::map<int64_t, std::string>())) {
+      const absl::StatusOr<std::string> digest = cluster_->StateDigest(directory);
+      EXPECT_TRUE(digest.ok()) << digest.status();
+      digests[step] = digest.value_or(absl::StrCat(directory, " has none"));
+    }
+    return digests;
+  }
+
   std::unique_ptr<MiniCluster> cluster_;
 };
 
@@ -83,6 +97,10 @@ TEST_F(OffloadTest, AWorkerKilledInAnUpdateLeavesNothingAndTheHistoryStays) {
   ASSERT_TRUE(history.ok()) << history.status();
   EXPECT_EQ(FirstDifference(*history, *expected), "");
   EXPECT_GT(history->back().epoch, before->epoch) << "the kill came too late";
+  const std::map<int64_t, std::string> digests = Digests("disk");
+  EXPECT_TRUE(digests.contains(history->back().step)) << "the last step is committed";
+  EXPECT_GT(digests.size(), 1u);
+  EXPECT_EQ(digests, Digests("memory"));
   EXPECT_TRUE(std::filesystem::is_empty(disk()));
 }
 

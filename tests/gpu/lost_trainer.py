@@ -2,10 +2,12 @@
 """kill -9 of one of several trainers of a job, timed by phase, with the real programs on loopback.
 
     lost_trainer.py [--kind gpu|cpu] [--trainers 4] [--kills 3] [--steps 40]
-    lost_trainer.py --offload 1                     # trainers die in the middle of an update on their hosts, and nothing is timed
+    lost_trainer.py --offload 1                     # trainers die before a chunk of an update on their hosts and in a second
+                                                    # cluster within one, and nothing is timed
 
 One daemon, whose first GPU all trainers share (ravel-worker --trainers-per-gpu; NCCL between them), or as many CPU devices. A job
-runs once undisturbed and once with trainers killed; both must have the same losses, bit for bit. Times are those of events, logs
+runs once undisturbed and once with trainers killed; both must have the same losses, bit for bit, and the same state in the
+steps that they committed. Times are those of events, logs
 and step records that the programs write anyway. A JSON line for each kill, then one of all; seconds:
 
     detection   from the kill until the coordinator has ended the epoch
@@ -36,7 +38,9 @@ import cluster  # noqa: E402
 import tiny_job  # noqa: E402
 
 NO_DEVICE = 3
-CHUNKS_UNTIL_DEATH = 100
+# A trainer updates a chunk of each of four groups per step: it dies in some step after the 20th, also in later epochs. Chunks of
+# several tensors have a half.
+DEATHS_IN_OFFLOAD = ("offload.host_chunk@100:kill", "offload.host_chunk_half@75:kill")
 PHASES = ("detection", "abort", "new_epoch", "plan", "start", "join", "restore", "first_step")
 
 
@@ -138,15 +142,48 @@ def kill_one(ravel, name, uid, kill, arguments):
     return line
 
 
+def digests_of(ravel, name):
+    """{step: digest of the state} of the committed checkpoints."""
+    return {step: json.loads(ravel.ctl("checkpoints", "show", directory, "-o", "json").stdout)["stateDigest"]
+            for step, directory in ravel.checkpoints(name).items()}
+
+
 def train(ravel, folder, name, arguments, kills, offload=0.0):
-    """The bits of the losses, and a line for each kill."""
+    """The bits of the losses, the digests of the committed steps, and a line for each kill."""
     uid = submit(ravel, folder, name, arguments, offload)
     lines = [kill_one(ravel, name, uid, kill, arguments) for kill in range(kills)]
     job = wait_for(lambda: (job := ravel.job(name))["state"] in ("SUCCEEDED", "FAILED", "CANCELLED") and job, f"the end of job {name}", 300)
     if job["state"] != "SUCCEEDED":
         fail(f"job {name}: {job['state']}: {job['reason']}: {job['message']}")
     rows = [json.loads(row) for row in ravel.ctl("metrics", name, "-o", "jsonl").stdout.splitlines() if row.strip()]
-    return [row["loss_bits"] for row in rows], lines
+    return [row["loss_bits"] for row in rows], digests_of(ravel, name), lines
+
+
+def compare(folder, arguments, fault=None):
+    """A job undisturbed and disturbed on a cluster of its own: lines of kills, deaths by the fault, and committed steps with equal
+    state; None without a GPU."""
+    environment = {"RAVEL_FAULTS": fault} if fault else {}
+    option = "--trainers-per-gpu" if arguments.kind == "gpu" else "--cpu-devices"
+    folder.mkdir()
+    tiny_job.write_tokens(folder)
+    with cluster.Cluster(folder / "cluster", 1, worker_options=[option, str(arguments.trainers)], environment=environment) as ravel:
+        node = json.loads(ravel.ctl("nodes", "list", "-o", "json").stdout)["items"][0]
+        if arguments.kind == "gpu" and node.get("message"):
+            print(f"no GPU: {node['message']}")
+            return None
+        expected, states, _ = train(ravel, folder, "undisturbed", arguments, 0)
+        losses, states_after, lines = train(ravel, folder, "disturbed", arguments, 0 if fault else arguments.kills, arguments.offload)
+        deaths = [event for event in ravel.events("disturbed") if event["type"] == "EpochChanged" and event["reason"] == "ProcessCrash"]
+    if losses != expected or len(losses) != arguments.steps:
+        different = [step for step, (a, b) in enumerate(zip(losses, expected), 1) if a != b]
+        fail(f"{len(losses)} and {len(expected)} of {arguments.steps} steps; losses differ at steps {different[:5]}")
+    both = sorted(set(states) & set(states_after))
+    different = [step for step in both if states[step] != states_after[step]]
+    if different or arguments.steps not in both:
+        fail(f"committed steps {both} in both runs; states differ at steps {different}")
+    if fault and not deaths:
+        fail(f"no trainer died of {fault}")
+    return lines, len(deaths), len(both)
 
 
 def main():
@@ -159,34 +196,20 @@ def main():
     arguments = parser.parse_args()
     if arguments.offload and arguments.kind != "gpu":
         fail("--offload is about gpu devices; tests/e2e/offload_test has that of cpu devices")
-    # A trainer updates a chunk of each of four groups per step: it dies in some step after the 20th, also in later epochs.
-    environment = {"RAVEL_FAULTS": f"offload.host_chunk@{CHUNKS_UNTIL_DEATH}:kill"} if arguments.offload else {}
-    option = "--trainers-per-gpu" if arguments.kind == "gpu" else "--cpu-devices"
     with tempfile.TemporaryDirectory() as name:
-        folder = pathlib.Path(name)
-        tiny_job.write_tokens(folder)
-        with cluster.Cluster(folder / "cluster", 1, worker_options=[option, str(arguments.trainers)],
-                             environment=environment) as ravel:
-            node = json.loads(ravel.ctl("nodes", "list", "-o", "json").stdout)["items"][0]
-            if arguments.kind == "gpu" and node.get("message"):
-                print(f"no GPU: {node['message']}")
+        for i, fault in enumerate(DEATHS_IN_OFFLOAD if arguments.offload else (None,)):
+            found = compare(pathlib.Path(name) / str(i), arguments, fault)
+            if found is None:
                 return NO_DEVICE
-            expected, _ = train(ravel, folder, "undisturbed", arguments, 0)
-            kills = 0 if arguments.offload else arguments.kills
-            losses, lines = train(ravel, folder, "disturbed", arguments, kills, arguments.offload)
-            deaths = [event for event in ravel.events("disturbed") if event["type"] == "EpochChanged" and event["reason"] == "ProcessCrash"]
-    if losses != expected or len(losses) != arguments.steps:
-        different = [step for step, (a, b) in enumerate(zip(losses, expected), 1) if a != b]
-        fail(f"{len(losses)} and {len(expected)} of {arguments.steps} steps; losses differ at steps {different[:5]}")
+            lines, deaths, equal_states = found
+            if fault:
+                print(json.dumps({"kind": arguments.kind, "trainers": arguments.trainers, "offload": arguments.offload, "fault": fault,
+                                  "deaths": deaths, "equal_losses": arguments.steps, "equal_states": equal_states}), flush=True)
     if arguments.offload:
-        if not deaths:
-            fail("no trainer died in an update")
-        print(json.dumps({"kind": arguments.kind, "trainers": arguments.trainers, "offload": arguments.offload, "deaths": len(deaths),
-                          "equal_losses": len(losses)}), flush=True)
         return 0
     medians = {phase: statistics.median(line["seconds"][phase] for line in lines) for phase in PHASES}
-    print(json.dumps({"kind": arguments.kind, "trainers": arguments.trainers, "kills": len(lines), "equal_losses": len(losses),
-                      "median_total": statistics.median(line["total"] for line in lines), "median_seconds": medians}), flush=True)
+    print(json.dumps({"kind": arguments.kind, "trainers": arguments.trainers, "kills": len(lines), "equal_losses": arguments.steps,
+                      "equal_states": equal_states, "median_total": statistics.median(line["total"] for line in lines), "median_seconds": medians}), flush=True)
     return 0
 
 

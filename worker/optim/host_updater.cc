@@ -426,10 +426,17 @@ void HostUpdater::Apply(Chunk& chunk, const kernels::StepOutcome& outcome) {
   pool_.Run(parts, [&](int64_t part) {
     const int64_t begin = count * part / parts;  // NOLINT(bugprone-integer-division): rounds down
     const int64_t end = count * (part + 1) / parts;
-    GroupUpdate update = whole;
-    update.pieces = {.pieces = chunk.cut.pieces.data() + begin, .count = end - begin};
+    // In two calls, so that a test can end the process where a part of a chunk is updated.
+    const int64_t middle = begin + DivCeil(end - begin, 2);
     kernels::CpuStream stream;
+    GroupUpdate update = whole;
+    update.pieces = {.pieces = chunk.cut.pieces.data() + begin, .count = middle - begin};
     rule_->Update(stream, update);
+    if (middle < end) {
+      FaultPoint("offload.host_chunk_half").IgnoreError();
+      update.pieces = {.pieces = chunk.cut.pieces.data() + middle, .count = end - middle};
+      rule_->Update(stream, update);
+    }
   });
 }
 

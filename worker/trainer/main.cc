@@ -23,6 +23,7 @@
 #include "worker/trainer/job_paths.h"
 #include "worker/trainer/plan_fault.h"
 #include "worker/trainer/position.h"
+#include "worker/trainer/subnormals.h"
 #include "worker/trainer/trainer.h"
 #include "worker/trainer/watchdog.h"
 
@@ -98,6 +99,10 @@ ExitCode RunUnderDaemon(int fd) {
     return ExitCode::kPlanMismatch;
   }
   DaemonLinkReporter link(*std::move(opened));
+  const absl::Status exact = CheckSubnormals();
+  if (!exact.ok()) {
+    return Fail(link, WithCode(exact, ExitCode::kDevice));
+  }
   auto command = link.Receive();
   if (!command.ok()) {
     return Fail(link, command.status());
@@ -139,10 +144,11 @@ int Main(int argc, char** argv) {
   CLI11_PARSE(app, argc, argv);
   if (generate && !checkpoint.empty()) {
     log::Init("ravel-trainer", log::Format::kConsole, log::Level::kWarning);
-    const absl::Status status = ServeGenerator(checkpoint);
+    const absl::Status exact = CheckSubnormals();
+    const absl::Status status = exact.ok() ? ServeGenerator(checkpoint) : exact;
     if (!status.ok()) {
       std::fprintf(stderr, "%s\n", std::string(status.message()).c_str());
-      return static_cast<int>(ExitCode::kStore);
+      return static_cast<int>(exact.ok() ? ExitCode::kStore : ExitCode::kDevice);
     }
     return 0;
   }

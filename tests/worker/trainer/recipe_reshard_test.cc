@@ -106,19 +106,21 @@ constexpr OptimizerForm kOptimizerForms[] = {
     {"bf16_offload_half", plan::kBf16States, plan::MainWeightForm::kF32, 0.5},
     {"remainder_bf16", plan::kBf16States, plan::MainWeightForm::kBF16Remainder, 0},
     {"fp8", plan::kFp8States, plan::MainWeightForm::kF32, 0},
-    {"remainder_fp8_offload_1", plan::kFp8States, plan::MainWeightForm::kBF16Remainder, 1}};
+    {"remainder_fp8_offload_1", plan::kFp8States, plan::MainWeightForm::kBF16Remainder, 1},
+    {"fp8_bf16", {DType::kF8E4M3, DType::kBF16}, plan::MainWeightForm::kF32, 0},
+    {"offload_1", plan::kF32States, plan::MainWeightForm::kF32, 1}};
 
 struct ReshardForm {
   RecipeForm recipe;
   OptimizerForm optimizer;
 };
 
-// Each recipe with a form of its own; or each with each.
+// Each recipe with a form of its own, and recipes anew with the forms beyond; or each with each.
 std::vector<ReshardForm> FormsOf(bool all) {
   std::vector<ReshardForm> forms;
   for (size_t recipe = 0; recipe < std::size(kRecipeForms); ++recipe) {
     for (size_t form = 0; form < std::size(kOptimizerForms); ++form) {
-      if (all || form == recipe) {
+      if (all || form % std::size(kRecipeForms) == recipe) {
         forms.push_back({kRecipeForms[recipe], kOptimizerForms[form]});
       }
     }

@@ -12,7 +12,8 @@
 
 namespace ravel::plan {
 
-// "cpu_reference", "dequant_bf16", "fp8_tensor"; "none" where nothing is quantized.
+// "cpu_reference", "dequant_bf16", "fp8_tensor", "fp8_block", "mxfp8"; "none" where nothing is
+// quantized.
 const char* GemmPathName(GemmPath path);
 // False where no emulation has that name.
 bool ParseEmulation(std::string_view name, GemmPath& path);

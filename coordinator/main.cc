@@ -68,6 +68,7 @@ struct Flags {
   std::string detection = "5s";
   std::string step_timeout = "10m";
   std::string certificate_time = "24h";
+  std::string backup_every = "1h";
   int64_t raise_term = 0;
   std::string http_listen = "off";
   std::string http_port_file;
@@ -113,6 +114,10 @@ std::string Check(const Flags& flags, ControllerOptions& options) {
   if (!certificate.ok() || *certificate < 3000 || *certificate > 90 * kDayMs) {
     return absl::StrCat(
         "--certificate-time ", flags.certificate_time, ": expected a duration from 3s to 90d");
+  }
+  const absl::StatusOr<int64_t> backup = ParseDurationMs(flags.backup_every);
+  if (!backup.ok() || *backup < 1000) {
+    return absl::StrCat("--backup-every ", flags.backup_every, ": expected at least 1s");
   }
   const absl::StatusOr<int64_t> step_timeout = ParseDurationMs(flags.step_timeout);
   if (!step_timeout.ok() || *step_timeout < 1000) {
@@ -245,18 +250,23 @@ int ServeUntilSignal(const Flags& flags,
 
 // All that the controller works with, but for the strand and the fleet.
 struct Machinery {
-  Machinery(const std::string& state_dir,
+  Machinery(const Flags& flags,
             SqliteJobStore* job_store,
             bool plaintext,
             NamespaceRootsFile* namespace_roots)
       : store(job_store),
         roots(namespace_roots),
         insecure(plaintext),
-        metrics(state_dir + "/metrics"),
-        history(state_dir + "/metrics"),
-        logs(state_dir + "/logs"),
-        disk(state_dir),
-        upkeep(job_store, &disk, &pools, namespace_roots) {
+        metrics(flags.state_dir + "/metrics"),
+        history(flags.state_dir + "/metrics"),
+        logs(flags.state_dir + "/logs"),
+        disk(flags.state_dir),
+        upkeep(flags.state_dir,
+               job_store,
+               &disk,
+               &pools,
+               namespace_roots,
+               *ParseDurationMs(flags.backup_every)) {
     store->OnFull([this] { disk.Release(); });
   }
   ControllerParts Parts(Executor* strand, FleetLink* fleet) {
@@ -429,7 +439,7 @@ int RunBeneath(NamespaceRootsFile* roots,
   }
   (*store)->RaiseTerm(flags.raise_term);
   LastResort last_resort;  // ends last
-  Machinery machinery(flags.state_dir, store->get(), flags.dev_loopback, roots);
+  Machinery machinery(flags, store->get(), flags.dev_loopback, roots);
   std::atomic<bool> fatal = false;
   std::unique_ptr<JobController> controller;
   ThreadExecutor strand({.name = "controller",
@@ -494,14 +504,23 @@ int Run(const Flags& flags, const ControllerOptions& options, const sigset_t& si
                         absl::StrCat("--namespace-roots: ", std::string(roots.status().message())));
 }
 
+void AddStateFlags(CLI::App& app, Flags& flags) {
+  app.add_option("--state-dir", flags.state_dir, "database, certificates, metrics and logs");
+  app.add_option("--backup-every", flags.backup_every, "copies databases to backup/; keeps two")
+      ->capture_default_str();
+  app.add_option("--raise-term",
+                 flags.raise_term,
+                 "begin with this term at least: once, after a backup of the state was restored")
+      ->check(CLI::Range(int64_t{1}, int64_t{1} << 40));
+}
+
 void AddHttpFlags(CLI::App& app, Flags& flags) {
   app.add_option("--http-listen",
                  flags.http_listen,
                  "address of /livez, /readyz and /metrics, such as 127.0.0.1:7071; port 0 takes a "
                  "free one; off: none")
       ->capture_default_str();
-  app.add_option(
-      "--http-port-file", flags.http_port_file, "written with the port of --http-listen");
+  app.add_option("--http-port-file", flags.http_port_file, "gets the port of --http-listen");
   app.add_option("--http-token-file",
                  flags.http_token_file,
                  "file of tokens, one a line: the pages are served over TLS, and /metrics to who "
@@ -524,7 +543,7 @@ int main(int argc, char** argv) {
       "--dev-loopback", flags.dev_loopback, "plaintext, on this host only; without it: mutual TLS");
   app.add_option("--listen", flags.listen, "address of the gRPC server; port 0 takes a free one")
       ->capture_default_str();
-  app.add_option("--state-dir", flags.state_dir, "database, certificates, metrics and logs");
+  ravel::coordinator::AddStateFlags(app, flags);
   app.add_option("--port-file", flags.port_file, "written with the port once the server answers");
   app.add_option("--detection",
                  flags.detection,
@@ -538,10 +557,6 @@ int main(int argc, char** argv) {
                  flags.certificate_time,
                  "how long certificates of nodes are good; they renew them at two thirds")
       ->capture_default_str();
-  app.add_option("--raise-term",
-                 flags.raise_term,
-                 "begin with this term at least: once, after a backup of the state was restored")
-      ->check(CLI::Range(int64_t{1}, int64_t{1} << 40));
   ravel::coordinator::AddHttpFlags(app, flags);
   app.add_option(
       "--namespace-roots",

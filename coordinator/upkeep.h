@@ -4,7 +4,9 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <filesystem>
 #include <string>
+#include <utility>
 
 #include <absl/strings/str_cat.h>
 
@@ -12,17 +14,29 @@
 #include "common/logging.h"
 #include "coordinator/access/namespace_roots.h"
 #include "coordinator/jobs/work_pools.h"
+#include "coordinator/store/sqlite_backup.h"
 #include "coordinator/store/sqlite_job_store.h"
 #include "coordinator/store/state_disk.h"
 
 namespace ravel::coordinator {
 
-// Watches pools, disk and the file of namespace roots at every tick, and backs the database up on
-// the thread that writes files.
+// Watches pools, disk and the file of namespace roots at every tick, and backs the databases of
+// jobs and of identities up on the thread that writes files.
 class Upkeep {
  public:
-  Upkeep(const SqliteJobStore* store, StateDisk* disk, WorkPools* pools, NamespaceRootsFile* roots)
-      : store_(store), disk_(disk), pools_(pools), roots_(roots) {}
+  // `roots`: null: none.
+  Upkeep(std::string state_dir,
+         const SqliteJobStore* store,
+         StateDisk* disk,
+         WorkPools* pools,
+         NamespaceRootsFile* roots,
+         int64_t backup_every_ms)
+      : state_dir_(std::move(state_dir)),
+        store_(store),
+        disk_(disk),
+        pools_(pools),
+        roots_(roots),
+        backup_every_ms_(backup_every_ms) {}
   void Tick() {
     if (roots_ != nullptr) {
       roots_->Refresh();
@@ -33,9 +47,13 @@ class Upkeep {
     if (now_ms < backup_ms_ || disk_->low()) {
       return;
     }
-    backup_ms_ = now_ms + kBackupEveryMs;
-    pools_->io().Post([store = store_] {
-      const absl::Status status = store->Backup(SystemClock::Get().WallMs(), kBackups);
+    backup_ms_ = now_ms + backup_every_ms_;
+    pools_->io().Post([store = store_, state_dir = state_dir_] {
+      const int64_t wall_ms = SystemClock::Get().WallMs();
+      absl::Status status = store->Backup(wall_ms, kBackups);
+      if (std::filesystem::exists(state_dir + "/access.db")) {
+        status.Update(BackUpDatabase(state_dir, "access", wall_ms, kBackups));
+      }
       if (!status.ok()) {
         log::Error(absl::StrCat("backup of the database: ", std::string(status.message())));
       }
@@ -43,13 +61,14 @@ class Upkeep {
   }
 
  private:
-  static constexpr int64_t kBackupEveryMs = 3'600'000;
   static constexpr size_t kBackups = 2;
+  const std::string state_dir_;
   const SqliteJobStore* store_;
   StateDisk* disk_;
   WorkPools* pools_;
-  NamespaceRootsFile* roots_;  // null: none
-  int64_t backup_ms_ = SystemClock::Get().MonotonicMs() + kBackupEveryMs;
+  NamespaceRootsFile* roots_;
+  const int64_t backup_every_ms_;
+  int64_t backup_ms_ = SystemClock::Get().MonotonicMs() + backup_every_ms_;
 };
 
 }  // namespace ravel::coordinator

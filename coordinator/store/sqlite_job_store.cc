@@ -24,6 +24,7 @@
 #include <unistd.h>
 
 #include "common/crypto.h"
+#include "coordinator/store/sqlite_backup.h"
 #include "coordinator/store/sqlite_retention.h"
 #include "coordinator/store/sqlite_rows.h"
 #include "coordinator/store/sqlite_statement.h"
@@ -407,42 +408,7 @@ absl::Status SqliteJobStore::CommitGroup() {
 }
 
 absl::Status SqliteJobStore::Backup(int64_t now_ms, size_t keep) const {
-  const std::filesystem::path folder = directory_ + "/backup";
-  std::error_code error;
-  std::filesystem::create_directories(folder, error);
-  const std::string part = folder.string() + "/part";
-  std::filesystem::remove(part, error);
-  sqlite3* from = nullptr;
-  sqlite3* to = nullptr;
-  int result =
-      sqlite3_open_v2((directory_ + "/ravel.db").c_str(), &from, SQLITE_OPEN_READONLY, nullptr);
-  if (result == SQLITE_OK) {
-    result = sqlite3_open(part.c_str(), &to);
-  }
-  absl::Status status = SqliteStatus(result, to == nullptr ? from : to);
-  if (status.ok()) {
-    sqlite3_backup* backup = sqlite3_backup_init(to, "main", from, "main");
-    result = backup == nullptr ? sqlite3_errcode(to) : sqlite3_backup_step(backup, -1);
-    status = SqliteStatus(result, to);
-    sqlite3_backup_finish(backup);
-  }
-  sqlite3_close(to);
-  sqlite3_close(from);
-  if (status.ok()) {
-    std::filesystem::rename(part, folder / absl::StrFormat("ravel-%015d.db", now_ms), error);
-    status = error ? absl::UnavailableError(error.message()) : status;
-  }
-  std::vector<std::filesystem::path> copies;
-  for (const auto& entry : std::filesystem::directory_iterator(folder, error)) {
-    if (entry.path().filename().string().starts_with("ravel-")) {
-      copies.push_back(entry.path());
-    }
-  }
-  std::sort(copies.begin(), copies.end());
-  for (size_t i = 0; i + keep < copies.size(); ++i) {
-    std::filesystem::remove(copies[i], error);
-  }
-  return Annotate(status, folder.string());
+  return BackUpDatabase(directory_, "ravel", now_ms, keep);
 }
 
 absl::StatusOr<std::optional<RequestRecord>> SqliteJobStore::FindRequest(const std::string& id) {

@@ -131,6 +131,78 @@ TEST_F(CoordinatorOutageTest, TrainingNeverNotices) {
   EXPECT_EQ(view->committed_step, steps);
 }
 
+// A disk takes the database; its backup is older than what runs. The daemons do not listen to it
+// until a person says that no other coordinator runs.
+TEST_F(CoordinatorOutageTest, ARestoredBackupTakesOverWhatRuns) {
+  constexpr int64_t kSteps = 120;
+  const std::vector<StepRow> expected = Undisturbed(kSteps);
+  ASSERT_EQ(StartSlowWorkers(), absl::OkStatus());
+  for (const int64_t step : {30, 85}) {
+    cluster_->HoldTrainersAt(step + 1);
+  }
+  cluster_->KillCoordinator();
+  cluster_->SetCoordinatorFlags({"--backup-every", "1s"});
+  ASSERT_EQ(cluster_->RestartCoordinator(), absl::OkStatus());
+  ASSERT_EQ(cluster_->Submit(Job("restored", kSteps)), absl::OkStatus());
+  ASSERT_EQ(cluster_->WaitForStep("restored", 30, seconds(60)), absl::OkStatus());
+  ASSERT_TRUE(Eventually(seconds(30), [&] {
+    const absl::StatusOr<JobView> view = cluster_->Get("restored");
+    return view.ok() && view->committed_step == kSaveEvery;
+  }));
+  const std::string state = cluster_->folder() + "/state";
+  const auto backups = [&] {
+    std::set<std::string> names;
+    for (const auto& entry : std::filesystem::directory_iterator(state + "/backup")) {
+      if (entry.path().extension() == ".db") {
+        names.insert(entry.path());
+      }
+    }
+    return names;
+  };
+  const std::set<std::string> before = backups();
+  // The second that is new was begun after the commit.
+  ASSERT_TRUE(Eventually(seconds(30), [&] {
+    std::set<std::string> now = backups();
+    return now.size() == 2 && !before.contains(*now.begin());
+  }));
+  const std::string backup = *backups().rbegin();
+  const std::string kept = cluster_->folder() + "/kept.db";
+  std::filesystem::copy_file(backup, kept);
+  cluster_->SetCoordinatorFlags({});
+  cluster_->LetTrainersGoAt(31);
+  for (int restart = 0; restart < 2; ++restart) {  // later terms, which the backup does not know
+    cluster_->KillCoordinator();
+    ASSERT_EQ(cluster_->RestartCoordinator(), absl::OkStatus());
+    ASSERT_EQ(cluster_->WaitForStep("restored", restart == 0 ? 31 : 85, seconds(60)),
+              absl::OkStatus());
+  }
+  cluster_->KillCoordinator();
+  for (const char* name : {"/ravel.db", "/ravel.db-wal", "/ravel.db-shm"}) {
+    std::filesystem::remove(state + name);
+  }
+  std::filesystem::copy_file(kept, state + "/ravel.db");
+  ASSERT_EQ(cluster_->RestartCoordinator(), absl::OkStatus());
+  const std::string word = "start it once with --raise-term ";
+  int64_t term = 0;
+  EXPECT_TRUE(Eventually(seconds(30), [&] {
+    const std::string log = ReadText(cluster_->folder() + "/coordinator.log");
+    const size_t at = log.rfind(word);
+    return at != std::string::npos &&
+           absl::SimpleAtoi(log.substr(at + word.size(), log.find('"', at) - at - word.size()),
+                            &term);
+  }));
+  cluster_->KillCoordinator();
+  cluster_->SetCoordinatorFlags({"--raise-term", absl::StrCat(term)});
+  ASSERT_EQ(cluster_->RestartCoordinator(), absl::OkStatus());
+  cluster_->LetTrainersGo();
+  ASSERT_EQ(cluster_->WaitForSuccess("restored", seconds(120)), absl::OkStatus())
+      << cluster_->Report("restored");
+  const absl::StatusOr<std::vector<StepRow>> history = cluster_->Metrics("restored");
+  ASSERT_TRUE(history.ok()) << history.status();
+  EXPECT_EQ(FirstDifference(*history, expected), "");
+  EXPECT_EQ(history->back().epoch, 1) << "the trainers went on";
+}
+
 // SIGTERM, a new program, the same folder: an upgrade.
 TEST_F(CoordinatorOutageTest, AnUpgradeIsARestart) {
   constexpr int64_t kSteps = 160;

@@ -15,7 +15,7 @@ import sys
 FENCE = re.compile(r"^\s*```\s*(\w*)")
 ASSIGNMENT = re.compile(r"^[A-Za-z_][A-Za-z0-9_]*=")
 SHELL = {"cd", "git", "export", "ls", "cat", "less", "kill", "ninja", "watch", "jq", "apt-get", "curl", "env", "time", "kubectl",
-         "skopeo", "openssl", "chmod", "mkdir"}
+         "skopeo", "openssl", "chmod", "mkdir", "cp", "rm"}
 GROUPS = {"nodes", "checkpoints", "data"}  # verbs of ravelctl that have verbs of their own
 INTERPRETERS = {"bash", "sh", "python3"}
 BINARIES = {  # program -> where its verbs and flags are defined

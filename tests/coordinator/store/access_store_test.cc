@@ -1,12 +1,16 @@
 // The database of identities: what an older release wrote is read.
 
+#include <filesystem>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include <absl/strings/str_cat.h>
 #include <gtest/gtest.h>
 #include <sqlite3.h>
 
 #include "coordinator/store/sqlite_access_store.h"
+#include "coordinator/store/sqlite_backup.h"
 #include "tests/testing/process.h"
 
 namespace ravel::coordinator {
@@ -44,6 +48,36 @@ TEST(AccessStoreTest, RevokedRowsOfVersion1AreEndedEnrolments) {
     EXPECT_EQ(ended->at(0).kind, IdentityKind::kNode);
     EXPECT_EQ(ended->at(0).name, "n2");
     EXPECT_EQ(ended->at(0).ended_ms, 77);
+  }
+}
+
+// While the coordinator has it open; no one but its user may read the copy.
+TEST(AccessStoreTest, ABackupHasTheIdentitiesOfItsTime) {
+  const testing::ScratchFolder scratch;
+  const auto store = SqliteAccessStore::Open(scratch.path());
+  ASSERT_TRUE(store.ok()) << store.status();
+  ASSERT_EQ(BackUpDatabase(scratch.path(), "access", 1000, 2), absl::OkStatus());
+  sqlite3* database = nullptr;
+  ASSERT_EQ(sqlite3_open((scratch.path() + "/access.db").c_str(), &database), SQLITE_OK);
+  ASSERT_EQ(
+      sqlite3_exec(database,
+                   "INSERT INTO identities (kind, name, role, namespace, enrolment, "
+                   "created_ms, revoked_ms) VALUES (1, 'n1', 0, '', '4100000000000001', 10, 0)",
+                   nullptr,
+                   nullptr,
+                   nullptr),
+      SQLITE_OK);
+  sqlite3_close(database);
+  ASSERT_EQ(BackUpDatabase(scratch.path(), "access", 2000, 2), absl::OkStatus());
+  for (const auto& [time, identities] : {std::pair("1000", 0u), std::pair("2000", 1u)}) {
+    const testing::ScratchFolder restored;
+    const std::string copy =
+        absl::StrCat(scratch.path(), "/backup/access-00000000000", time, ".db");
+    EXPECT_EQ(std::filesystem::status(copy).permissions(), std::filesystem::perms(0600));
+    std::filesystem::copy_file(copy, restored.path() + "/access.db");
+    const auto opened = SqliteAccessStore::Open(restored.path());
+    ASSERT_TRUE(opened.ok()) << opened.status();
+    EXPECT_EQ((*opened)->Identities()->size(), identities) << time;
   }
 }
 

@@ -305,9 +305,11 @@ class TreeReader {
     return false;
   }
 
-  // True for names that `ravelctl get -o yaml` prints but no job file sets: state, step, uid...
+  // True for names that `ravelctl get|describe -o yaml` prints but no job file sets: state, step,
+  // uid, events...
   static bool IsKnownToServerOnly(const std::string& name) {
-    return name == kSchemaVersion || FindField(v1::Job::descriptor(), name) != nullptr;
+    return name == kSchemaVersion || name == "events" || name == "olderEvents" ||
+           FindField(v1::Job::descriptor(), name) != nullptr;
   }
 
   static constexpr const char* kSchemaVersion = "schemaVersion";

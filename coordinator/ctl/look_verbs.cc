@@ -186,30 +186,45 @@ std::vector<std::string> MetricCells(const StepRecord& metric) {
           metric.has_validation_loss ? absl::StrFormat("%.6g", metric.validation_loss) : "-"};
 }
 
-// The newest events of a job, and how many older ones there are.
-absl::Status AddNewestEvents(JobsClient& client,
-                             const CommonOptions& common,
-                             const std::string& name,
-                             std::string& out) {
+struct NewestEvents {
+  std::deque<EventView> events;
+  int64_t older = 0;  // events before these
+};
+
+// Keeps what came before `status` failed.
+absl::Status ReadNewestEvents(JobsClient& client, const JobName& name, NewestEvents& newest) {
   constexpr std::size_t kNewest = 50;
-  std::deque<std::string> newest;
-  int64_t older = 0;
-  const absl::Status status = client.Events(NameOf(common, name), {}, [&](const EventView& event) {
-    newest.push_back(absl::StrCat("  ", EventLine(event), "\n"));
-    if (newest.size() > kNewest) {
-      newest.pop_front();
-      ++older;
+  return client.Events(name, {}, [&](const EventView& event) {
+    newest.events.push_back(event);
+    if (newest.events.size() > kNewest) {
+      newest.events.pop_front();
+      ++newest.older;
     }
     return true;
   });
-  out += "\nevents:\n";
-  if (older > 0) {
-    absl::StrAppend(&out, "  ", older, " older: ravelctl events ", name, "\n");
+}
+
+std::string NewestEventsText(const std::string& job, const NewestEvents& newest) {
+  std::string out = "\nevents:\n";
+  if (newest.older > 0) {
+    absl::StrAppend(&out, "  ", newest.older, " older: ravelctl events ", job, "\n");
   }
-  for (const std::string& line : newest) {
-    out += line;
+  for (const EventView& event : newest.events) {
+    absl::StrAppend(&out, "  ", EventLine(event), "\n");
   }
-  return status;
+  return out;
+}
+
+// The job's document with its newest events, each as `ravelctl events` prints it.
+json::Value DescribeDocument(const JobView& job, const NewestEvents& newest) {
+  json::Value document = WithSchemaVersion(job.document);
+  json::Array events;
+  for (const EventView& event : newest.events) {
+    events.push_back(event.document);
+  }
+  document.Set("events", std::move(events));
+  document.Set("olderEvents", newest.older);
+  return document;
 }
 
 }  // namespace
@@ -280,9 +295,13 @@ int RunDescribe(const CommonOptions& common, const std::string& name) {
   if (!job.ok()) {
     return Report(job.status());
   }
+  NewestEvents newest;
+  const absl::Status status = ReadNewestEvents(*client, NameOf(common, name), newest);
   if (common.format != Format::kTable) {
-    Print(FormatDocument(WithSchemaVersion(job->document), common.format));
-    return kExitOk;
+    if (status.ok()) {
+      Print(FormatDocument(DescribeDocument(*job, newest), common.format));
+    }
+    return Report(status);
   }
   Table facts({"FIELD", "VALUE"});
   facts.AddRow({"Name", absl::StrCat(job->namespace_name, "/", job->name)});
@@ -331,8 +350,7 @@ int RunDescribe(const CommonOptions& common, const std::string& name) {
     wrapped.Set("spec", *spec);
     out += "\n" + ToYaml(wrapped);
   }
-  const absl::Status status = AddNewestEvents(*client, common, name, out);
-  Print(out);
+  Print(out + NewestEventsText(name, newest));
   return Report(status);
 }
 

@@ -111,6 +111,44 @@ TEST_F(VerbTest, DescribeNamesTheGemmPathOfEachClass) {
   }
 }
 
+TEST_F(VerbTest, DescribeHasTheNewestEventsInDocumentsToo) {
+  service_.states = {MakeJob(v1::RUNNING, 3)};
+  for (int i = 1; i <= 52; ++i) {
+    v1::JobEvent event;
+    event.set_type("Started");
+    event.set_seq(i);
+    service_.events.push_back(event);
+  }
+  EXPECT_THAT(Run([&] { return RunDescribe(common_, "demo"); }).out,
+              ::testing::HasSubstr("2 older: ravelctl events demo"));
+  common_.format = Format::kJson;
+  const Ran ran = Run([&] { return RunDescribe(common_, "demo"); });
+  EXPECT_EQ(ran.exit_code, kExitOk) << ran.err;
+  const absl::StatusOr<json::Value> document = json::Parse(ran.out);
+  ASSERT_TRUE(document.ok()) << document.status();
+  ASSERT_NE(document->Find("events"), nullptr) << ran.out;
+  const json::Array& events = document->Find("events")->AsArray();
+  ASSERT_EQ(events.size(), 50U);
+  EXPECT_EQ(events[0].Find("seq")->AsInt(), 3);
+  EXPECT_EQ(events[0].Find("type")->AsString(), "Started");
+  EXPECT_EQ(document->Find("olderEvents")->AsInt(), 2);
+  EXPECT_EQ(document->Find("state")->AsString(), "RUNNING");
+}
+
+TEST_F(VerbTest, ADescribedJobCanBeSubmittedAgain) {
+  service_.states = {MakeJob(v1::FAILED, 70)};
+  *service_.states[0].mutable_spec() = ParseJobFile(kJobFile).job.spec();
+  v1::JobEvent event;
+  event.set_type("Failed");
+  event.set_seq(1);
+  service_.events = {event};
+  common_.format = Format::kYaml;
+  const Ran ran = Run([&] { return RunDescribe(common_, "demo"); });
+  EXPECT_THAT(ran.out, ::testing::HasSubstr("\nevents:\n"));
+  const ParsedJobFile again = ParseJobFile(ran.out);
+  EXPECT_TRUE(again.violations.empty()) << FormatViolation(again.violations[0], "") << ran.out;
+}
+
 TEST_F(VerbTest, SubmitRetriesUnavailableWithTheSameRequestId) {
   service_.unavailable_calls = 2;
   const Ran ran = Run([&] { return RunSubmit(common_, {.file = file_}); });

@@ -244,6 +244,19 @@ int RunDataBatch(const CommonOptions& common, const BatchOptions& options) {
   return kExitOk;
 }
 
+json::Value GeneratedDocument(const std::string& prompt,
+                              const std::string& text,
+                              const GeneratedText& generated) {
+  json::Value document;
+  document.Set("schemaVersion", "ravel/v1");
+  document.Set("prompt", prompt);
+  document.Set("text", text);
+  document.Set("tokens", json::Array(generated.tokens.begin(), generated.tokens.end()));
+  document.Set("endedBy", generated.ended_by);
+  document.Set("positions", generated.positions);
+  return document;
+}
+
 // The tokenizer of a file, or else of the step.
 absl::StatusOr<std::unique_ptr<Tokenizer>> TokenizerFor(const StepLocation& step,
                                                         const std::string& file) {
@@ -300,28 +313,22 @@ int RunGenerate(const CommonOptions& common, const GenerateOptions& options) {
   if (!trainer.ok()) {
     return Report(trainer.status());
   }
-  const absl::StatusOr<std::vector<int32_t>> generated = GenerateTokens(*trainer, request);
+  const absl::StatusOr<GeneratedText> generated = GenerateTokens(*trainer, request);
   if (!generated.ok()) {
     return Report(generated.status());
   }
-  const absl::StatusOr<std::string> text = (*tokenizer)->Decode(*generated);
+  const absl::StatusOr<std::string> text = (*tokenizer)->Decode(generated->tokens);
   if (!text.ok()) {
     return Report(text.status());
   }
   if (common.format == Format::kTable) {
     Print(options.prompt + *text + "\n");
-    return kExitOk;
+  } else {
+    Print(FormatDocument(GeneratedDocument(options.prompt, *text, *generated), common.format));
   }
-  json::Value document;
-  document.Set("schemaVersion", "ravel/v1");
-  document.Set("prompt", options.prompt);
-  document.Set("text", *text);
-  json::Array tokens;
-  for (const int32_t id : *generated) {
-    tokens.push_back(static_cast<int64_t>(id));
+  if (const std::string early = EarlyEndText(request, *generated); !early.empty()) {
+    Say("ravelctl: " + early);
   }
-  document.Set("tokens", json::Value(std::move(tokens)));
-  Print(FormatDocument(document, common.format));
   return kExitOk;
 }
 

@@ -112,7 +112,7 @@ class Child {
   int out_;
 };
 
-absl::StatusOr<std::vector<int32_t>> ParseAnswer(const std::string& text) {
+absl::StatusOr<GeneratedText> ParseAnswer(const std::string& text) {
   ASSIGN_OR_RETURN(const json::Value answer, json::Parse(text));
   if (const json::Value* const error = answer.Find("error");
       error != nullptr && error->is_string()) {
@@ -122,20 +122,28 @@ absl::StatusOr<std::vector<int32_t>> ParseAnswer(const std::string& text) {
   if (tokens == nullptr || !tokens->is_array()) {
     return absl::InternalError("expected {\"tokens\": [...]}");
   }
-  std::vector<int32_t> ids;
+  GeneratedText generated;
   for (const json::Value& token : tokens->AsArray()) {
     if (!token.is_int()) {
       return absl::InternalError("expected token ids");
     }
-    ids.push_back(static_cast<int32_t>(token.AsInt()));
+    generated.tokens.push_back(static_cast<int32_t>(token.AsInt()));
   }
-  return ids;
+  const json::Value* const ended_by = answer.Find("endedBy");
+  const json::Value* const positions = answer.Find("positions");
+  if (ended_by == nullptr || !ended_by->is_string() || positions == nullptr ||
+      !positions->is_int()) {
+    return absl::InternalError("expected {\"endedBy\": ..., \"positions\": ...}");
+  }
+  generated.ended_by = ended_by->AsString();
+  generated.positions = positions->AsInt();
+  return generated;
 }
 
 }  // namespace
 
-absl::StatusOr<std::vector<int32_t>> GenerateTokens(const std::string& trainer,
-                                                    const GenerateRequest& request) {
+absl::StatusOr<GeneratedText> GenerateTokens(const std::string& trainer,
+                                             const GenerateRequest& request) {
   json::Array tokens;
   for (const int32_t id : request.tokens) {
     tokens.push_back(static_cast<int64_t>(id));
@@ -161,11 +169,22 @@ absl::StatusOr<std::vector<int32_t>> GenerateTokens(const std::string& trainer,
     return absl::InternalError(
         absl::StrCat(trainer, ": ended with exit code ", WEXITSTATUS(status)));
   }
-  absl::StatusOr<std::vector<int32_t>> ids = ParseAnswer(answer);
-  if (!ids.ok()) {
-    return absl::InternalError(absl::StrCat(trainer, ": ", std::string(ids.status().message())));
+  absl::StatusOr<GeneratedText> text = ParseAnswer(answer);
+  if (!text.ok()) {
+    return absl::InternalError(absl::StrCat(trainer, ": ", std::string(text.status().message())));
   }
-  return ids;
+  return text;
+}
+
+std::string EarlyEndText(const GenerateRequest& request, const GeneratedText& text) {
+  return text.ended_by != "positions" ? ""
+                                      : absl::StrCat("ended after ",
+                                                     text.tokens.size(),
+                                                     " of ",
+                                                     request.max_new_tokens,
+                                                     " new tokens: prompt and text have all ",
+                                                     text.positions,
+                                                     " positions (the model's, at most 8192)");
 }
 
 absl::StatusOr<std::string> SiblingBinary(const std::string& name) {

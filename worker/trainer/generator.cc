@@ -162,7 +162,19 @@ absl::StatusOr<std::unique_ptr<Generator>> Generator::Open(const std::string& st
   return generator;
 }
 
-absl::StatusOr<std::vector<int32_t>> Generator::Generate(const GenerateRequest& request) {
+const char* TextEndName(TextEnd end) {
+  switch (end) {
+    case TextEnd::kMaxNewTokens:
+      return "maxNewTokens";
+    case TextEnd::kStopToken:
+      return "stopToken";
+    case TextEnd::kPositions:
+      return "positions";
+  }
+  return "unknown";
+}
+
+absl::StatusOr<GeneratedText> Generator::Generate(const GenerateRequest& request) {
   const int64_t vocabulary = inventory_.config.vocab_size;
   for (const int32_t token : request.tokens) {
     if (token < 0 || token >= vocabulary) {
@@ -180,7 +192,9 @@ absl::StatusOr<std::vector<int32_t>> Generator::Generate(const GenerateRequest& 
   for (const int32_t token : request.tokens) {
     logits = &decoder_->Advance(token);
   }
-  std::vector<int32_t> made;
+  GeneratedText text;
+  text.positions = decoder_->max_tokens();
+  std::vector<int32_t>& made = text.tokens;
   while (static_cast<int64_t>(made.size()) < request.max_new_tokens) {
     const int32_t token =
         SampleToken({.logits = *logits,
@@ -188,15 +202,20 @@ absl::StatusOr<std::vector<int32_t>> Generator::Generate(const GenerateRequest& 
                      .top_k = request.top_k,
                      .uniform = UniformDraw(request.seed, static_cast<int64_t>(made.size()))});
     if (token == request.stop_token) {
+      text.end = TextEnd::kStopToken;
       break;
     }
     made.push_back(token);
+    if (static_cast<int64_t>(made.size()) == request.max_new_tokens) {
+      break;
+    }
     if (decoder_->position() == decoder_->max_tokens()) {
+      text.end = TextEnd::kPositions;
       break;
     }
     logits = &decoder_->Advance(token);
   }
-  return made;
+  return text;
 }
 
 absl::Status ServeGenerator(const std::string& step_directory) {
@@ -210,8 +229,9 @@ absl::Status ServeGenerator(const std::string& step_directory) {
     const auto request = ParseGenerateRequest(line);
     const auto made = request.ok() ? generator->Generate(*request) : request.status();
     if (made.ok()) {
-      json::Array tokens(made->begin(), made->end());
+      json::Array tokens(made->tokens.begin(), made->tokens.end());
       answer.Set("tokens", json::Value(std::move(tokens)));
+      answer.Set("endedBy", TextEndName(made->end)).Set("positions", made->positions);
     } else {
       answer.Set("error", json::Value(std::string(made.status().message())));
     }

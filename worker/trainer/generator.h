@@ -27,6 +27,18 @@ struct GenerateRequest {
 // tokens may be absent. Errors name the field.
 absl::StatusOr<GenerateRequest> ParseGenerateRequest(std::string_view json_line);
 
+// Why a text has no more tokens: as many as were asked for, the stop token came, or every position
+// that the model has (of at most 8192) was taken before either.
+enum class TextEnd { kMaxNewTokens, kStopToken, kPositions };
+// "maxNewTokens", "stopToken", "positions".
+const char* TextEndName(TextEnd end);
+
+struct GeneratedText {
+  std::vector<int32_t> tokens;  // the new ones
+  TextEnd end = TextEnd::kMaxNewTokens;
+  int64_t positions = 0;  // that prompt and text may have
+};
+
 // An index of `logits`: softmax at `temperature` over the top_k largest, drawn with `uniform` in
 // [0, 1). Ties go to the smaller index.
 struct SampleArgs {
@@ -45,7 +57,7 @@ class Generator {
 
   // The new tokens; fewer than asked for when the model's longest sequence ends or the stop token
   // comes. Draw i depends on (seed, i) alone.
-  absl::StatusOr<std::vector<int32_t>> Generate(const GenerateRequest& request);
+  absl::StatusOr<GeneratedText> Generate(const GenerateRequest& request);
 
  private:
   Generator() = default;
@@ -55,8 +67,8 @@ class Generator {
   std::unique_ptr<model::Decoder> decoder_;
 };
 
-// One request per line of stdin, one answer per line of stdout, {"tokens":[...]} or
-// {"error":"..."}, until stdin ends.
+// One request per line of stdin, one answer per line of stdout, until stdin ends:
+// {"tokens":[...],"endedBy":"positions","positions":64} or {"error":"..."}.
 absl::Status ServeGenerator(const std::string& step_directory);
 
 }  // namespace ravel::trainer

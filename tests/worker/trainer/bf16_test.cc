@@ -319,7 +319,7 @@ TEST_F(HostBf16Saves, AreReadByAnFp32JobAndByTheGenerator) {
   GenerateRequest request = {.tokens = {3, 22}, .max_new_tokens = 4, .temperature = 0};
   const auto made = (*generator)->Generate(request);
   ASSERT_TRUE(made.ok()) << made.status();
-  EXPECT_EQ(made->size(), 4u);
+  EXPECT_EQ(made->tokens.size(), 4u);
   EpochArgs args;
   args.spec = JobOf({.strategy = "ZeRO2", .width = 3}, "bundled_rope_scaling", folder_);
   args.spec.steps = 4;

@@ -121,7 +121,7 @@ TEST(SharedLayers, TheGeneratorContinuesWhatWasLearnt) {
   const auto generate = [&] {
     const auto generator = Generator::Open(step);
     EXPECT_TRUE(generator.ok()) << generator.status();
-    return *(*generator)->Generate(request);
+    return (*generator)->Generate(request)->tokens;
   };
   const std::vector<int32_t> twice = generate();
   const std::string path = step + "/hf/config.json";

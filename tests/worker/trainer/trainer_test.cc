@@ -251,9 +251,23 @@ TEST_F(TrainerLife, TheGeneratorContinuesThePatternThatWasLearnt) {
   ASSERT_TRUE(request.ok()) << request.status();
   const auto made = (*generator)->Generate(*request);
   ASSERT_TRUE(made.ok()) << made.status();
-  ASSERT_EQ(made->size(), 5u);
-  EXPECT_EQ((*made)[0], (5 * 22 + 7) % 61);  // the rule of the token file
-  EXPECT_EQ(*(*generator)->Generate(*request), *made);
+  ASSERT_EQ(made->tokens.size(), 5u);
+  EXPECT_EQ(made->tokens[0], (5 * 22 + 7) % 61);  // the rule of the token file
+  EXPECT_EQ(made->end, TextEnd::kMaxNewTokens);
+  EXPECT_EQ((*generator)->Generate(*request)->tokens, made->tokens);
+  GenerateRequest stops = *request;
+  stops.stop_token = made->tokens[1];
+  EXPECT_EQ((*generator)->Generate(stops)->end, TextEnd::kStopToken);
+  // The last token needs no position of its own.
+  GenerateRequest fits = *request;
+  fits.max_new_tokens = made->positions - 2 + 1;
+  EXPECT_EQ((*generator)->Generate(fits)->end, TextEnd::kMaxNewTokens);
+  GenerateRequest longer = fits;
+  ++longer.max_new_tokens;
+  const auto cut = (*generator)->Generate(longer);
+  ASSERT_TRUE(cut.ok()) << cut.status();
+  EXPECT_EQ(cut->end, TextEnd::kPositions);
+  EXPECT_EQ(std::ssize(cut->tokens), fits.max_new_tokens);
 }
 
 }  // namespace

@@ -228,10 +228,10 @@ void AddLookVerbs(CLI::App& app, CommandLine& line) {
   CLI::App* const nodes = AddGroup(app, "nodes", "Worker nodes");
   AddVerb(*nodes, line, "list", "List nodes", [&line] { return RunNodesList(line.common); });
   AddNodeVerbs(*nodes, line);
-  verb = AddVerb(*nodes, line, "forget", "Take lost nodes out of the list", [&line] {
+  verb = AddVerb(*nodes, line, "forget", "Take nodes that are gone out of the list", [&line] {
     return RunNodesForget(line.common, line.nodes);
   });
-  verb->add_option("NODE", line.nodes, "Names of nodes that are LOST")->required();
+  verb->add_option("NODE", line.nodes, "Names of nodes that are LOST or LEFT")->required();
 }
 
 void AddChangeVerbs(CLI::App& app, CommandLine& line) {

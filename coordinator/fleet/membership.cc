@@ -1,8 +1,9 @@
 // Decides which nodes are there. Each node is measured by when it was last heard: silent for a
 // while it is SUSPECT, for longer LOST. A stream that breaks gives the same incarnation a grace
-// period to return. If more than 30 % of at least ten nodes are silent at once, the fault is
-// probably in the network between, and every limit is extended by twice the detection time. A job
-// with a shorter detection time of its own judges its nodes earlier than the fleet does.
+// period to return; a daemon that had drained and had no trainers left has LEFT after it. If more
+// than 30 % of at least ten nodes are silent at once, the fault is probably in the network between,
+// and every limit is extended by twice the detection time. A job with a shorter detection time of
+// its own judges its nodes earlier than the fleet does.
 
 #include "coordinator/fleet/membership.h"
 
@@ -84,6 +85,8 @@ std::string_view NodeStateName(NodeState state) {
       return "LOST";
     case NodeState::kDraining:
       return "DRAINING";
+    case NodeState::kLeft:
+      return "LEFT";
   }
   return "UNKNOWN";
 }
@@ -124,8 +127,7 @@ std::string Membership::NameTaken(const HelloMessage& hello,
                                   StreamId stream,
                                   int64_t now_ms) const {
   const NodeRecord* node = Find(hello.node_id);
-  const bool here = node != nullptr && node->stream && *node->stream != stream &&
-                    node->state != NodeState::kLost &&
+  const bool here = node != nullptr && node->stream && *node->stream != stream && !node->IsGone() &&
                     now_ms - node->heard_ms < TimesOf(hello.node_id).lost_ms() &&
                     node->facts.incarnation != hello.incarnation;
   // The lock on a work folder goes with its process: who has it now came after the other's end.
@@ -171,12 +173,16 @@ HelloOutcome Membership::OnHello(StreamId stream,
   node.heard_ms = now_ms;
   node.heard_wall_ms = wall_ms;
   node.message = hello.draining ? "draining" : hello.device_message;
+  node.ended = false;
+  if (outcome.new_incarnation) {
+    node.drain_reason.clear();
+  }
   return outcome;
 }
 
 bool Membership::OnHeard(StreamId stream, int64_t now_ms, int64_t wall_ms) {
   NodeRecord* node = MutableByStream(stream);
-  if (node == nullptr || node->state == NodeState::kLost) {
+  if (node == nullptr || node->IsGone()) {
     return false;
   }
   node->heard_ms = std::max(node->heard_ms, now_ms);
@@ -188,12 +194,13 @@ bool Membership::OnHeard(StreamId stream, int64_t now_ms, int64_t wall_ms) {
   return true;
 }
 
-void Membership::OnClosed(StreamId stream, int64_t now_ms) {
+void Membership::OnClosed(StreamId stream, int64_t now_ms, NodeLoad load) {
   if (NodeRecord* node = MutableByStream(stream)) {
     node->stream.reset();
     by_stream_.erase(stream);
     changed_.insert(node->facts.node_id);
     node->disconnected_ms = now_ms;
+    node->ended = node->state == NodeState::kDraining && load == NodeLoad::kIdle;
     if (node->state == NodeState::kReady) {
       node->state = NodeState::kSuspect;
     }
@@ -205,6 +212,7 @@ void Membership::OnDrain(StreamId stream, const std::string& reason) {
     node->state = NodeState::kDraining;
     changed_.insert(node->facts.node_id);
     node->message = absl::StrCat("draining: ", reason);
+    node->drain_reason = reason;
   }
 }
 
@@ -247,7 +255,7 @@ bool Membership::MassSilence(int64_t now_ms) const {
   int64_t silent = 0;
   int64_t watched = 0;
   for (const auto& [id, node] : nodes_) {
-    if (node.state != NodeState::kLost) {
+    if (!node.IsGone()) {
       ++watched;
       silent += now_ms - node.heard_ms >= TimesOf(id).suspect_ms() ? 1 : 0;
     }
@@ -315,15 +323,20 @@ std::vector<LostNode> Membership::Evaluate(int64_t now_ms, const ArrivalFunction
   const bool hold = MassSilence(now_ms);
   for (auto& [id, node] : nodes_) {
     JudgeForJobs(id, node, now_ms, hold, lost);
-    if (node.state == NodeState::kLost) {
+    if (node.IsGone()) {
       continue;
     }
-    const std::string reason = Verdict(node, times_.detection_ms, 0, now_ms, hold);
+    std::string reason = Verdict(node, times_.detection_ms, 0, now_ms, hold);
     if (!reason.empty()) {
-      node.state = NodeState::kLost;
+      if (node.ended) {
+        reason = absl::StrCat("its daemon drained and ended",
+                              node.drain_reason.empty() ? "" : ": ",
+                              node.drain_reason);
+      }
+      node.state = node.ended ? NodeState::kLeft : NodeState::kLost;
       changed_.insert(id);
       node.message = reason;
-      lost.push_back({id, reason, ""});
+      lost.push_back({id, reason, "", node.ended});
     } else if (now_ms - node.heard_ms >= times_.suspect_ms() && node.state == NodeState::kReady) {
       node.state = NodeState::kSuspect;
       changed_.insert(id);
@@ -346,7 +359,7 @@ void Membership::Forgive(int64_t paused_ms, int64_t now_ms) {
 
 bool Membership::Forget(const std::string& node_id) {
   const auto found = nodes_.find(node_id);
-  if (found == nodes_.end() || found->second.state != NodeState::kLost) {
+  if (found == nodes_.end() || !found->second.IsGone()) {
     return false;
   }
   if (found->second.stream) {

@@ -17,7 +17,8 @@
 
 namespace ravel::coordinator {
 
-enum class NodeState { kReady, kSuspect, kLost, kDraining };
+// kLeft: its daemon drained and ended after its last trainer. kLost: it vanished.
+enum class NodeState { kReady, kSuspect, kLost, kDraining, kLeft };
 std::string_view NodeStateName(NodeState state);
 
 // Why a node gets no new work although it is here. Outlives its daemon and the coordinator. On
@@ -43,9 +44,13 @@ struct NodeRecord {
   int64_t disconnected_ms = 0;  // monotonic, while there is no stream
   int64_t heard_wall_ms = 0;    // for people
   std::string message;
+  std::string drain_reason;  // of its daemon's notice
+  bool ended = false;        // drained, and its stream was closed when no trainer was left there
   NodeHold hold = NodeHold::kNone;
   std::string hold_reason;
 
+  // Out of the fleet until its daemon says Hello again.
+  bool IsGone() const { return state == NodeState::kLost || state == NodeState::kLeft; }
   bool TakesWork() const {
     return state == NodeState::kReady && stream.has_value() && hold == NodeHold::kNone;
   }
@@ -61,7 +66,11 @@ struct LostNode {
   std::string node_id;
   std::string reason;
   std::string job_uid;  // not empty: lost for this job only, by its own T
+  bool left = false;    // it ended in order
 };
+
+// What the coordinator knows of a node's trainers when its stream closes.
+enum class NodeLoad { kIdle, kHasTrainers };
 
 // The newest message of a stream that has arrived, also while nobody has looked at it; 0: not
 // known.
@@ -85,21 +94,22 @@ class Membership {
 
   HelloOutcome OnHello(StreamId stream, const HelloMessage& hello, int64_t now_ms, int64_t wall_ms);
   // Any message counts as a sign of life, at its arrival. False: the stream is not a node's present
-  // one, or the node was judged lost: it has to say Hello again.
+  // one, or the node is gone: it has to say Hello again.
   bool OnHeard(StreamId stream, int64_t now_ms, int64_t wall_ms);
-  void OnClosed(StreamId stream, int64_t now_ms);
+  void OnClosed(StreamId stream, int64_t now_ms, NodeLoad load);
   void OnDrain(StreamId stream, const std::string& reason);
   // False: no such node.
   bool SetHold(const std::string& node_id, NodeHold hold, const std::string& reason);
   // A node that is held since before this coordinator started, and is not here yet.
   void Remember(const std::string& node_id, NodeHold hold, const std::string& reason);
 
-  // Judges everybody by what has arrived; each lost node is returned once, also for each job.
+  // Judges everybody by what has arrived; each node that is gone is returned once, also for each
+  // job.
   std::vector<LostNode> Evaluate(int64_t now_ms, const ArrivalFunction& arrival = {});
   // This process itself did not run for that long: nobody is blamed for it. Never for being busy.
   void Forgive(int64_t paused_ms, int64_t now_ms);
 
-  // Out of the list, if it is lost; a daemon of that name may introduce itself again.
+  // Out of the list, if it is gone; a daemon of that name may introduce itself again.
   bool Forget(const std::string& node_id);
 
   const std::map<std::string, NodeRecord>& nodes() const { return nodes_; }

@@ -116,8 +116,7 @@ void NodeLooks::GiveUpOpen(const Membership& members, int64_t now_ms) {
   std::erase_if(open_, [&](const auto& entry) {
     const Open& open = entry.second;
     const NodeRecord* node = members.Find(open.node_id);
-    const bool gone =
-        node == nullptr || node->stream != open.stream || node->state == NodeState::kLost;
+    const bool gone = node == nullptr || node->stream != open.stream || node->IsGone();
     const bool wanted = Wanted(open.wish);
     if (wanted && !gone && now_ms < open.due_ms) {
       return false;

@@ -183,7 +183,7 @@ void JobController::Tick() {
   const auto arrival = [this](StreamId stream) { return parts_.fleet->ArrivalMs(stream); };
   for (const LostNode& lost : membership_.Evaluate(now_ms, arrival)) {
     if (lost.job_uid.empty()) {
-      LoseNode(lost.node_id, lost.reason);
+      LoseNode(lost);
     } else if (Entry* entry = FindEntry(lost.job_uid)) {
       LoseNodeFor(*entry, lost.node_id, lost.reason);
     }

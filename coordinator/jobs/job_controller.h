@@ -411,7 +411,7 @@ class JobController {
   int64_t SendToNode(const std::string& node_id, decltype(DownMessage::kind) kind);
   void OnNewIncarnation(const HelloMessage& hello);
   std::vector<HeldTrainer> ReconcileHeld(const std::string& node_id, const HelloMessage& hello);
-  void LoseNode(const std::string& node_id, const std::string& reason);
+  void LoseNode(const LostNode& lost);
   // By the job's own T: the node may still be there for others.
   void LoseNodeFor(Entry& entry, const std::string& node_id, const std::string& reason);
   // It goes away: jobs save and move on without it if there is time, else from their last commit.

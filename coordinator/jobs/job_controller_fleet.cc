@@ -220,9 +220,14 @@ void JobController::LoseNodeFor(Entry& entry,
   }
 }
 
-void JobController::LoseNode(const std::string& node_id, const std::string& reason) {
-  log::Warning(absl::StrCat("node ", node_id, " is lost: ", reason));
-  ++counts_.nodes_lost;
+void JobController::LoseNode(const LostNode& lost) {
+  const std::string& node_id = lost.node_id;
+  if (lost.left) {
+    log::Info(absl::StrCat("node ", node_id, " has left: ", lost.reason));
+  } else {
+    log::Warning(absl::StrCat("node ", node_id, " is lost: ", lost.reason));
+    ++counts_.nodes_lost;
+  }
   stale_.ForgetNode(node_id);
   std::erase_if(launches_, [&node_id](const auto& sent) { return sent.second.node_id == node_id; });
   SaveRow(node_id, "its loss");
@@ -258,7 +263,15 @@ void JobController::DrainNode(const std::string& node_id, const std::string& rea
 }
 
 void JobController::OnStreamClosed(StreamId stream, int64_t arrived_ms) {
-  membership_.OnClosed(stream, std::min(arrived_ms, parts_.clock->MonotonicMs()));
+  const NodeRecord* const node = membership_.FindByStream(stream);
+  NodeLoad load = NodeLoad::kIdle;
+  if (node != nullptr) {
+    const std::string& node_id = node->facts.node_id;
+    for (const std::string& uid : scheduler_.JobsOn(node_id)) {
+      load = entries_.at(uid).run.HasTrainersOn(node_id) ? NodeLoad::kHasTrainers : load;
+    }
+  }
+  membership_.OnClosed(stream, std::min(arrived_ms, parts_.clock->MonotonicMs()), load);
 }
 
 void JobController::OnUp(StreamId stream, const UpMessage& message, int64_t arrived_ms) {

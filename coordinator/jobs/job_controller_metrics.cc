@@ -18,8 +18,8 @@ namespace {
 // The ledger of a job that trains is written that often, beside its changes.
 constexpr int64_t kGoodputEveryMs = 15'000;
 
-constexpr std::array<const char*, 6> kNodeStates = {
-    "READY", "SUSPECT", "LOST", "DRAINING", "DRAINED", "QUARANTINED"};
+constexpr std::array<const char*, 7> kNodeStates = {
+    "READY", "SUSPECT", "LOST", "LEFT", "DRAINING", "DRAINED", "QUARANTINED"};
 
 double SecondsSince(int64_t then_ms, int64_t now_ms) {
   return static_cast<double>(std::max<int64_t>(now_ms - then_ms, 0)) / 1000;

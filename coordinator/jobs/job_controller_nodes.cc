@@ -113,7 +113,7 @@ std::vector<JobEventRecord> JobController::NoteFailure(Entry& entry, const Failu
   int64_t here = 0;
   int64_t held = 0;
   for (const auto& [id, node] : membership_.nodes()) {
-    here += node.state != NodeState::kLost ? 1 : 0;
+    here += node.IsGone() ? 0 : 1;
     held += node.hold == NodeHold::kQuarantined ? 1 : 0;
   }
   const NodeRecord* node = membership_.Find(cause.node);
@@ -159,7 +159,7 @@ NodeRow JobController::RowOf(const std::string& node_id) const {
     row.incarnation = node->facts.incarnation;
     row.hold = static_cast<int64_t>(node->hold);
     row.hold_reason = node->hold_reason;
-    if (node->state == NodeState::kLost) {
+    if (node->IsGone()) {
       row.incarnation.clear();  // nobody waits for it after a restart
     }
     row.host_id = node->facts.host_id;
@@ -337,7 +337,7 @@ void JobController::HoldNode(const std::string& node_id,
 }
 
 std::string JobController::NodeStateOf(const NodeRecord& node) const {
-  if (node.hold == NodeHold::kNone || node.state == NodeState::kLost) {
+  if (node.hold == NodeHold::kNone || node.IsGone()) {
     return std::string(NodeStateName(node.state));
   }
   const bool busy = !scheduler_.JobsOn(node.facts.node_id).empty();
@@ -395,7 +395,7 @@ DeviceInventory JobController::Inventory() const {
   DeviceInventory inventory;
   Hosts hosts;
   for (const auto& [id, node] : membership_.nodes()) {
-    if (node.state != NodeState::kLost) {
+    if (!node.IsGone()) {
       AddNode(id, node.facts.devices, inventory);
       hosts.Add(id, node.facts.host_id, node.facts.devices);
     }

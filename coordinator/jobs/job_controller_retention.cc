@@ -297,7 +297,7 @@ void JobController::SweepJobs() {
 void JobController::SweepNodes(int64_t now_ms) {
   std::vector<std::string> old;
   for (const auto& [id, node] : membership_.nodes()) {
-    if (node.state == NodeState::kLost && node.hold == NodeHold::kNone &&
+    if (node.IsGone() && node.hold == NodeHold::kNone &&
         now_ms - node.heard_wall_ms >= options_.lost_node_ms) {
       old.push_back(id);
     }
@@ -313,9 +313,12 @@ void JobController::ForgetNode(const std::string& node_id, StatusAnswer answer) 
     if (node == nullptr) {
       return absl::NotFoundError(absl::StrCat("no node named ", node_id));
     }
-    if (node->state != NodeState::kLost) {
-      return absl::FailedPreconditionError(absl::StrCat(
-          "node ", node_id, " is ", std::string(NodeStateName(node->state)), ", not LOST"));
+    if (!node->IsGone()) {
+      return absl::FailedPreconditionError(absl::StrCat("node ",
+                                                        node_id,
+                                                        " is ",
+                                                        std::string(NodeStateName(node->state)),
+                                                        ", neither LOST nor LEFT"));
     }
     StoreChange change;
     change.deleted_nodes.push_back(node_id);
@@ -323,7 +326,7 @@ void JobController::ForgetNode(const std::string& node_id, StatusAnswer answer) 
   };
   WriteNode(node_id, {compose, [this, node_id, answer](const absl::Status& status) {
                         const NodeRecord* node = membership_.Find(node_id);
-                        if (status.ok() && node != nullptr && node->state == NodeState::kLost) {
+                        if (status.ok() && node != nullptr && node->IsGone()) {
                           membership_.Forget(node_id);
                           known_nodes_.erase(node_id);
                           penalties_.Clear(node_id);

@@ -25,7 +25,8 @@ using StatusAnswer = std::function<void(absl::Status)>;
 
 struct NodeView {
   NodeRecord record;
-  // READY, SUSPECT, LOST, DRAINING (jobs are still on it), DRAINED, QUARANTINED.
+  // READY, SUSPECT, LOST (vanished), LEFT (ended in order), DRAINING (jobs are still on it),
+  // DRAINED, QUARANTINED.
   std::string state;
   std::string message;
   int64_t penalties = 0;  // attempts of all jobs that failed there in the last 10 minutes

@@ -96,6 +96,14 @@ struct JobRun {
     }
     return true;
   }
+  bool HasTrainersOn(const std::string& node_id) const {
+    for (const TrainerSlot& slot : slots) {
+      if (!slot.exited && slot.place.node_id == node_id) {
+        return true;
+      }
+    }
+    return false;
+  }
   bool AllReady() const {
     for (const TrainerSlot& slot : slots) {
       if (!slot.ready) {

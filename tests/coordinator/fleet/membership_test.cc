@@ -36,14 +36,14 @@ TEST(MembershipTest, ASilentNodeIsSuspectThenLostOnce) {
 TEST(MembershipTest, ABrokenStreamIsForgivenForTwoFifthsOfT) {
   Membership members(1000);
   members.OnHello(1, Hello("a", "i"), 0, 0);
-  members.OnClosed(1, 100);
+  members.OnClosed(1, 100, NodeLoad::kHasTrainers);
   EXPECT_TRUE(members.Evaluate(499).empty());
   const HelloOutcome back = members.OnHello(2, Hello("a", "i"), 499, 0);
   EXPECT_FALSE(back.new_incarnation);
   EXPECT_TRUE(members.Evaluate(600).empty());
-  members.OnClosed(1, 600);  // the old stream, late
+  members.OnClosed(1, 600, NodeLoad::kHasTrainers);  // the old stream, late
   EXPECT_EQ(members.Find("a")->stream, StreamId{2});
-  members.OnClosed(2, 700);
+  members.OnClosed(2, 700, NodeLoad::kHasTrainers);
   EXPECT_EQ(members.Evaluate(1100).size(), 1U);
 }
 
@@ -82,7 +82,7 @@ TEST(MembershipTest, ALiveDaemonKeepsItsName) {
     old.host_id = "host";
     ASSERT_TRUE(members.OnHello(1, old, 0, 0).rejected.empty());
     if (c.closed) {
-      members.OnClosed(1, 0);
+      members.OnClosed(1, 0, NodeLoad::kHasTrainers);
     }
     HelloMessage newcomer = Hello("a", "j");
     newcomer.work_lock = c.lock;
@@ -212,11 +212,61 @@ TEST(MembershipTest, ADrainingNodeThatReturnsIsStillDraining) {
   Membership members(1000);
   members.OnHello(1, Hello("a", "i"), 0, 0);
   members.OnDrain(1, "maintenance");
-  members.OnClosed(1, 10);
+  members.OnClosed(1, 10, NodeLoad::kHasTrainers);
   HelloMessage back = Hello("a", "i");
   back.draining = true;
   members.OnHello(2, back, 20, 0);
   EXPECT_EQ(members.Find("a")->state, NodeState::kDraining);
+}
+
+TEST(MembershipTest, ADaemonThatDrainedAndEndedHasLeft) {
+  struct Case {
+    const char* why;
+    bool drains;
+    bool closes;
+    NodeLoad load;
+    NodeState after;
+  };
+  for (const Case& c :
+       {Case{"in order", true, true, NodeLoad::kIdle, NodeState::kLeft},
+        Case{"before its trainers", true, true, NodeLoad::kHasTrainers, NodeState::kLost},
+        Case{"silent", true, false, NodeLoad::kIdle, NodeState::kLost},
+        Case{"without a word", false, true, NodeLoad::kIdle, NodeState::kLost}}) {
+    Membership members(1000);
+    members.OnHello(1, Hello("a", "i"), 0, 0);
+    if (c.drains) {
+      members.OnDrain(1, "SIGTERM");
+    }
+    if (c.closes) {
+      members.OnClosed(1, 10, c.load);
+    }
+    EXPECT_FALSE(members.Find("a")->IsGone()) << c.why;
+    const std::vector<LostNode> lost = members.Evaluate(2000);
+    ASSERT_EQ(lost.size(), 1U) << c.why;
+    EXPECT_EQ(lost[0].left, c.after == NodeState::kLeft) << c.why;
+    EXPECT_EQ(members.Find("a")->state, c.after) << c.why;
+    EXPECT_TRUE(members.Evaluate(9000).empty()) << c.why;
+    EXPECT_FALSE(members.OnHeard(1, 9000, 0)) << c.why;
+    HelloMessage back = Hello("a", "j");
+    EXPECT_EQ(members.OnHello(2, back, 9000, 0).rejected, "") << c.why;
+    EXPECT_TRUE(members.Find("a")->TakesWork()) << c.why;
+    members.OnClosed(2, 9000, NodeLoad::kIdle);
+    ASSERT_EQ(members.Evaluate(19'000).size(), 1U);
+    EXPECT_EQ(members.Find("a")->state, NodeState::kLost) << c.why << ": its successor vanished";
+    EXPECT_TRUE(members.Forget("a"));
+  }
+}
+
+TEST(MembershipTest, ANodeThatLeftSaysWhyAndMayBeForgotten) {
+  Membership members(1000);
+  members.OnHello(1, Hello("a", "i"), 0, 0);
+  members.OnDrain(1, "SIGTERM");
+  members.OnClosed(1, 10, NodeLoad::kIdle);
+  EXPECT_FALSE(members.Forget("a")) << "it may come back";
+  members.Evaluate(2000);
+  EXPECT_EQ(members.Find("a")->message, "its daemon drained and ended: SIGTERM");
+  EXPECT_EQ(NodeStateName(members.Find("a")->state), "LEFT");
+  EXPECT_TRUE(members.Forget("a"));
 }
 
 TEST(MembershipTest, WhenManyGoSilentAtOnceTheJudgeDoubtsItself) {

@@ -149,7 +149,7 @@ TEST_F(NodeLooksTest, ANodeThatIsSilentIsGivenUpAfterTheLimit) {
 TEST_F(NodeLooksTest, ANodeWhoseStreamEndsIsGivenUpAtOnce) {
   AddNode(1, HelloOf("a", "cpu"));
   const int ask = Ask();
-  members_.OnClosed(1, now_ms_);
+  members_.OnClosed(1, now_ms_, NodeLoad::kHasTrainers);
   Advance();
   ASSERT_TRUE(Answer(ask).has_value());
   EXPECT_EQ(Answer(ask)->status.message(), "node a went away while it looked at the paths");

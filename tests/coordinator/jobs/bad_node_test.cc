@@ -205,6 +205,33 @@ TEST_F(BadNodeTest, ADrainedNodeIsLeftAtASaveAndGetsNothingUntilItIsUndrained) {
             absl::StatusCode::kNotFound);
 }
 
+TEST_F(BadNodeTest, ADaemonThatDrainedAndEndedHasLeftAndOneThatVanishedIsLost) {
+  for (const char* id : {"idle", "busy", "gone"}) {
+    world_.AddNode(id);
+  }
+  ASSERT_TRUE(world_.HoldNode("idle", NodeHold::kDrained, false, "new disk").ok());
+  ASSERT_TRUE(world_.HoldNode("gone", NodeHold::kDrained, false, "").ok());
+  ASSERT_TRUE(world_.Submit(Spec("job", {1}, 100)).ok());
+  world_.TrainSteps(2);
+  for (const char* id : {"idle", "busy"}) {
+    world_.SendUp(world_.node(id), DrainNotice{"SIGTERM"});
+  }
+  for (const char* id : {"idle", "busy", "gone"}) {
+    world_.Kill(world_.node(id));
+  }
+  world_.Advance(world_.options.detection_ms * 2);
+  EXPECT_EQ(Node("idle").state, "LEFT");
+  EXPECT_THAT(Node("idle").message, HasSubstr("drained and ended: SIGTERM"));
+  EXPECT_EQ(Node("busy").state, "LOST") << "its trainer had not ended";
+  EXPECT_EQ(Node("gone").state, "LOST");
+  const ControllerMetrics metrics = world_.controller().Measure();
+  EXPECT_EQ(metrics.nodes.at("LEFT"), 1);
+  EXPECT_EQ(metrics.nodes.at("LOST"), 2);
+  EXPECT_EQ(metrics.counts.nodes_lost, 2);
+  world_.Restart(world_.node("idle"));
+  EXPECT_EQ(Node("idle").state, "DRAINED");
+}
+
 TEST_F(BadNodeTest, ADaemonThatIsStoppingAndComesBackStaysDraining) {
   FakeNode& node = world_.AddNode("a");
   node.draining = true;

@@ -21,6 +21,7 @@
 #include "coordinator/ctl/checkpoints.h"
 #include "coordinator/ctl/checkpoints_copy.h"
 #include "coordinator/ctl/checkpoints_export.h"
+#include "coordinator/ctl/checkpoints_verify.h"
 #include "coordinator/ctl/exit_code.h"
 
 namespace ravel::ctl {
@@ -161,6 +162,8 @@ int RunCheckpointsVerify(const CommonOptions& common, const CheckpointVerbOption
   return PrintAndReport([&](std::ostream& out) {
     return VerifyCheckpoint(
         {.step = options.target,
+         .step_number = options.step,
+         .all = options.all,
          .depth = options.quick ? store::VerifyDepth::kQuick : store::VerifyDepth::kDeep,
          .format = common.format},
         out);

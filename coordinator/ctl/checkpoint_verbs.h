@@ -12,6 +12,7 @@ struct CheckpointVerbOptions {
   std::string target = {};  // a job's name, or a path or URL (one with a '/', or ".")
   std::string tensors = {};
   bool quick = false;
+  bool all = false;
   std::string format = "huggingface";
   std::string output = {};
   std::string dtype = "f32";

@@ -22,7 +22,6 @@
 #include "common/store/committed_step.h"
 #include "common/store/open_store.h"
 #include "common/time_text.h"
-#include "coordinator/ctl/quantized_weights.h"
 #include "coordinator/saves/checkpoint_leftovers.h"
 #include "coordinator/saves/checkpoint_owner.h"
 #include "coordinator/saves/checkpoint_pins.h"
@@ -57,11 +56,6 @@ absl::StatusOr<std::string> FolderText(const std::string& text) {
     return absl::NotFoundError(absl::StrCat(path.string(), ": no such directory"));
   }
   return path.string();
-}
-
-absl::StatusOr<std::unique_ptr<store::ObjectStore>> OpenFolder(const std::string& text) {
-  ASSIGN_OR_RETURN(const std::string folder, FolderText(text));
-  return store::OpenStore(folder);
 }
 
 std::string SaveIdText(const ckpt::SaveId& id) {
@@ -331,27 +325,12 @@ void PrintManifest(const ckpt::Manifest& manifest,
   out << table.Text(true);
 }
 
-// Casts quantized weights again: their codes must have the digests that were saved.
-absl::Status VerifyCodes(const StepLocation& location, store::VerifyReport& report) {
-  ASSIGN_OR_RETURN(store::CommittedStep step,
-                   store::CommittedStep::Open(location.store.get(), location.directory));
-  if (step.manifest().quant.tensors.empty()) {
-    return absl::OkStatus();
-  }
-  ASSIGN_OR_RETURN(QuantizedWeights quantized, QuantizedWeights::Of(&step));
-  for (const ckpt::QuantizedRecord& weight : quantized.weights()) {
-    ASSIGN_OR_RETURN(const uint64_t digest, quantized.Digest(weight));
-    if (digest != weight.digest64 && std::ssize(report.problems) < store::kMaxProblems) {
-      report.problems.push_back(
-          {.tensor = weight.name,
-           .what = absl::StrFormat(
-               "its codes have digest64 %016x, the manifest says %016x", digest, weight.digest64)});
-    }
-  }
-  return absl::OkStatus();
-}
-
 }  // namespace
+
+absl::StatusOr<std::unique_ptr<store::ObjectStore>> OpenCheckpointFolder(const std::string& text) {
+  ASSIGN_OR_RETURN(const std::string folder, FolderText(text));
+  return store::OpenStore(folder);
+}
 
 bool MatchesGlob(const std::string& pattern, const std::string& text) {
   size_t p = 0;
@@ -401,7 +380,8 @@ absl::StatusOr<StepLocation> LocateStep(const std::string& step) {
 }
 
 absl::Status ListCheckpoints(const CheckpointListOptions& options, std::ostream& out) {
-  ASSIGN_OR_RETURN(const std::unique_ptr<store::ObjectStore> opened, OpenFolder(options.folder));
+  ASSIGN_OR_RETURN(const std::unique_ptr<store::ObjectStore> opened,
+                   OpenCheckpointFolder(options.folder));
   const store::ObjectStore& files = *opened;
   ASSIGN_OR_RETURN(const coordinator::StepListing listing, coordinator::ListSteps(files));
   ASSIGN_OR_RETURN(const std::optional<coordinator::OwnerRecord> owner,
@@ -459,7 +439,7 @@ absl::Status MarkInFolder(const std::string& folder,
                           int64_t step,
                           CheckpointMark mark,
                           const std::string& reason) {
-  ASSIGN_OR_RETURN(const std::unique_ptr<store::ObjectStore> opened, OpenFolder(folder));
+  ASSIGN_OR_RETURN(const std::unique_ptr<store::ObjectStore> opened, OpenCheckpointFolder(folder));
   store::ObjectStore& files = *opened;
   switch (mark) {
     case CheckpointMark::kPin:
@@ -486,52 +466,6 @@ absl::Status ShowCheckpoint(const CheckpointShowOptions& options, std::ostream& 
                           options.format);
   }
   return absl::OkStatus();
-}
-
-absl::Status VerifyCheckpoint(const CheckpointVerifyOptions& options, std::ostream& out) {
-  ASSIGN_OR_RETURN(const StepLocation location, LocateStep(options.step));
-  store::VerifyReport report =
-      store::VerifyStep(*location.store, location.directory, options.depth);
-  if (report.ok() && options.depth == store::VerifyDepth::kDeep) {
-    RETURN_IF_ERROR(VerifyCodes(location, report));
-  }
-  const std::string path = location.store->Locate(location.directory);
-  const char* depth = options.depth == store::VerifyDepth::kDeep ? "deep" : "quick";
-  if (options.format == Format::kTable || options.format == Format::kName) {
-    for (const store::StepProblem& problem : report.problems) {
-      out << "BAD   " << problem.Text() << "\n";
-    }
-    for (const std::string& stray : report.stray) {
-      out << "STRAY " << stray << ": not in the manifest; other readers would take it for data\n";
-    }
-    out << path << ": " << (report.ok() ? "ok" : "NOT WHOLE") << " (" << depth
-        << "): " << report.files << " files, " << report.tensors << " tensors, "
-        << FormatBytes(report.bytes) << "\n";
-  } else {
-    json::Value document;
-    document.Set("path", path);
-    document.Set("step", report.step);
-    document.Set("ok", report.ok());
-    document.Set("depth", depth);
-    document.Set("files", report.files);
-    document.Set("tensors", report.tensors);
-    document.Set("bytes", report.bytes);
-    json::Array problems;
-    for (const store::StepProblem& problem : report.problems) {
-      json::Value entry;
-      entry.Set("file", problem.file);
-      entry.Set("tensor", problem.tensor);
-      entry.Set("block", problem.block);
-      entry.Set("what", problem.what);
-      problems.push_back(std::move(entry));
-    }
-    document.Set("problems", std::move(problems));
-    document.Set("stray", json::Array(report.stray.begin(), report.stray.end()));
-    out << FormatDocument(WithSchemaVersion(document), options.format);
-  }
-  return report.ok() ? absl::OkStatus()
-                     : absl::DataLossError(
-                           absl::StrCat(path, ": not whole: ", report.problems.front().Text()));
 }
 
 }  // namespace ravel::ctl

@@ -1,6 +1,6 @@
 #pragma once
 
-// `ravelctl checkpoints list|show|verify` on a bare store path, without a coordinator. Parsed
+// `ravelctl checkpoints list|show` on a bare store path, without a coordinator. Parsed
 // options in, text on a stream, a status out; ExitCodeOf maps it. Only MarkInFolder changes things.
 
 #include <cstdint>
@@ -10,7 +10,6 @@
 
 #include "common/status.h"
 #include "common/store/object_store.h"
-#include "common/store/step_verifier.h"
 #include "coordinator/ctl/checkpoint_mark.h"
 #include "coordinator/ctl/output.h"
 
@@ -41,14 +40,8 @@ struct CheckpointShowOptions {
 };
 absl::Status ShowCheckpoint(const CheckpointShowOptions& options, std::ostream& out);
 
-struct CheckpointVerifyOptions {
-  std::string step;
-  store::VerifyDepth depth = store::VerifyDepth::kDeep;
-  Format format = Format::kTable;
-};
-// DataLoss when the step is not whole; every problem has been printed, naming file, tensor and
-// block.
-absl::Status VerifyCheckpoint(const CheckpointVerifyOptions& options, std::ostream& out);
+// A folder of steps, from a path or URL. NotFound unless a path is a directory.
+absl::StatusOr<std::unique_ptr<store::ObjectStore>> OpenCheckpointFolder(const std::string& text);
 
 // A step's directory, opened as a store of its parent.
 struct StepLocation {

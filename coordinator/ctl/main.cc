@@ -340,6 +340,9 @@ void AddCheckpointVerbs(CLI::App& app, CommandLine& line) {
           "DIR", options.target, "Step directory, or a folder of steps: its newest good one")
       ->required();
   verb->add_flag("--quick", options.quick, "Sizes and headers only");
+  verb->add_flag("--all", options.all, "Every step of the folder that is not marked BAD");
+  verb->add_option("--step", options.step, "This step of the folder")
+      ->check(CLI::NonNegativeNumber);
 
   AddMarkVerbs(*group, line);
   verb = AddVerb(*group, line, "copy", "Copy a checkpoint to another folder or store", [&line] {

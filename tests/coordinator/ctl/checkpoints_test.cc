@@ -19,6 +19,7 @@
 #include "common/store/file_store.h"
 #include "common/time_text.h"
 #include "coordinator/ctl/checkpoints_export.h"
+#include "coordinator/ctl/checkpoints_verify.h"
 #include "tests/testing/saved_state.h"
 #include "worker/checkpoint/loader.h"
 
@@ -211,6 +212,52 @@ TEST_F(CheckpointsTest, Bf16MomentsAreShownVerifiedAndLeftOutOfExports) {
 }
 
 // What a header says of a tensor against what the manifest says.
+TEST_F(CheckpointsTest, VerifyOfAFolderIsOfItsNewestStepUnlessAnotherIsAsked) {
+  EXPECT_TRUE(VerifyCheckpoint({.step = Job()}, out_).ok());
+  EXPECT_THAT(out_.str(), HasSubstr("step-0000000020: ok"));
+  EXPECT_TRUE(VerifyCheckpoint({.step = Job(), .step_number = 10}, out_).ok());
+  EXPECT_THAT(out_.str(), HasSubstr("step-0000000010: ok"));
+  const absl::Status none = VerifyCheckpoint({.step = Job(), .step_number = 11}, out_);
+  EXPECT_TRUE(absl::IsNotFound(none)) << none;
+  EXPECT_THAT(std::string(none.message()), HasSubstr("--step"));
+}
+
+TEST_F(CheckpointsTest, VerifyOfAllStepsHasALineForEachAndTheWorstResult) {
+  EXPECT_TRUE(VerifyCheckpoint({.step = Job(), .all = true}, out_).ok());
+  EXPECT_THAT(out_.str(), HasSubstr("step-0000000010: ok (deep)"));
+  EXPECT_THAT(out_.str(), HasSubstr("step-0000000020: ok (deep)"));
+
+  Flip("model/shard-00001-model-00001-of-00001.safetensors", 20000);
+  std::filesystem::create_directory(Job() + "/step-0000000005");
+  out_.str("");
+  const absl::Status status = VerifyCheckpoint({.step = Job(), .all = true}, out_);
+  EXPECT_TRUE(absl::IsDataLoss(status)) << status;
+  EXPECT_THAT(std::string(status.message()), HasSubstr("2 of 3 steps are not whole"));
+  EXPECT_THAT(out_.str(), HasSubstr("step-0000000020: NOT WHOLE"));
+  EXPECT_THAT(out_.str(), HasSubstr("step-0000000010: ok"));
+  EXPECT_THAT(out_.str(), HasSubstr("step-0000000005: NOT WHOLE"));
+
+  // What is known to be bad is said, and is no new finding.
+  ASSERT_TRUE(coordinator::MarkBad(*store_, 20, "tensor y").ok());
+  std::filesystem::remove(Job() + "/step-0000000005");
+  out_.str("");
+  EXPECT_TRUE(VerifyCheckpoint({.step = Job(), .all = true}, out_).ok()) << out_.str();
+  EXPECT_THAT(out_.str(), HasSubstr("step-0000000020: marked BAD, skipped: tensor y"));
+  EXPECT_TRUE(absl::IsDataLoss(VerifyCheckpoint({.step = Job(), .step_number = 20}, out_)));
+}
+
+TEST_F(CheckpointsTest, VerifyOfAllStepsIsAListInDocuments) {
+  EXPECT_TRUE(VerifyCheckpoint({.step = Job(), .all = true, .format = Format::kJson}, out_).ok());
+  const absl::StatusOr<json::Value> document = json::Parse(out_.str());
+  ASSERT_TRUE(document.ok()) << document.status();
+  ASSERT_EQ(document->Find("items")->AsArray().size(), 2U);
+  EXPECT_EQ(document->Find("items")->AsArray()[1].Find("step")->AsInt(), 10);
+  EXPECT_TRUE(document->Find("items")->AsArray()[1].Find("ok")->AsBool());
+  EXPECT_TRUE(absl::IsNotFound(VerifyCheckpoint({.step = directory_, .all = true}, out_)));
+  EXPECT_TRUE(absl::IsInvalidArgument(
+      VerifyCheckpoint({.step = Job(), .step_number = 10, .all = true}, out_)));
+}
+
 TEST_F(CheckpointsTest, VerifyNamesATensorWhoseTypeIsAnother) {
   const testing::SavedWorld narrow = LlamaWorld(false, DType::kBF16);
   ASSERT_TRUE(testing::Save(*store_, narrow, {.step = 40, .epoch = 1, .attempt = 1}).ok());

@@ -70,7 +70,8 @@ absl::Status Expected(std::string_view text) {
   return absl::InvalidArgumentError(absl::StrCat(
       "--devices: expected a count and a device such as 64xH100-80G, 4xcpu or 8xNAME-48G, got '",
       std::string(text),
-      "'"));
+      "'; known are ",
+      KnownDeviceNames()));
 }
 
 // "80G", "80GB", "80GiB" -> bytes; 0 when it is none of them.
@@ -140,6 +141,17 @@ bool IsWordOf(std::string_view word, std::string_view text) {
 }
 
 }  // namespace
+
+std::string KnownDeviceNames() {
+  std::string names;
+  for (const KnownDevice& known : kKnown) {
+    absl::StrAppend(&names, names.empty() ? "" : ", ", std::string(known.name));
+  }
+  return absl::StrCat(
+      names,
+      ", each with its memory (H100-80G); cpu with or without; any other name has the rates of ",
+      std::string(kKnown[1].name));
+}
 
 absl::StatusOr<DeviceRequest> ParseDevices(std::string_view text, bool cpu_by_default) {
   DeviceRequest request;

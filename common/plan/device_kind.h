@@ -40,6 +40,10 @@ struct DeviceRequest {
 // GiB, also nGiB. Errors begin "--devices: ".
 absl::StatusOr<DeviceRequest> ParseDevices(std::string_view text, bool cpu_by_default);
 
+// The names that have rates of their own, for people: "A100, ... with their memory (H100-80G),
+// ...".
+std::string KnownDeviceNames();
+
 // Returns the vendor's dense bf16 peak in FLOP/s of the device with this NVML name, such as "NVIDIA
 // H100 80GB HBM3", or 0 if the device is not known or is a MIG slice.
 double DenseBf16Peak(std::string_view model);

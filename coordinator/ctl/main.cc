@@ -12,6 +12,7 @@
 #include "common/clock.h"
 #include "common/logging.h"
 #include "common/name_suggestion.h"
+#include "common/plan/device_kind.h"
 #include "coordinator/ctl/access_main.h"
 #include "coordinator/ctl/change_verbs.h"
 #include "coordinator/ctl/checkpoint_verbs.h"
@@ -130,7 +131,8 @@ void AddFileVerbs(CLI::App& app, CommandLine& line) {
   verb->add_option("-f,--file,FILE", line.plan.file, "Job file; - for stdin")->required();
   verb->add_option("--devices",
                    line.plan.devices,
-                   "Such as 64xH100-80G, 4xcpu or 8xNAME-48G; default the job's own");
+                   "Such as 64xH100-80G, 4xcpu or 8xNAME-48G; default the job's own. Known: " +
+                       plan::KnownDeviceNames());
   verb->add_flag("--shared-memory,!--no-shared-memory",
                  line.plan.shared_memory,
                  "All ranks on one host, whose memory they share; default for cpu devices");

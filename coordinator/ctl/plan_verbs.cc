@@ -99,7 +99,10 @@ std::string TimelineText(const plan::ShardingPlan& plan, const plan::DeviceKind&
       device.flops / 1e12,
       device.node_bytes_per_second / 1e9,
       device.network_bytes_per_second / 1e9,
-      device.known ? "" : " (assumed: the device is not known)",
+      device.known
+          ? ""
+          : absl::StrCat(
+                " (assumed: the device is not known; known are ", plan::KnownDeviceNames(), ")"),
       plan.lanes.programs(),
       seconds,
       static_cast<double>(times.exposed_ns()) / 1e9,

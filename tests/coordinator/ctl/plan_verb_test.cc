@@ -124,6 +124,12 @@ TEST(PlanVerb, TextHasTheTables) {
   EXPECT_EQ(again.out, ran.out) << "a pure function of the job and the devices";
 }
 
+TEST(PlanVerb, ANameThatIsNotKnownIsPlannedWithAWord) {
+  const Ran ran = PlanWith({.file = Example("llama3-8b.yaml"), .devices = "64xH10-80G"});
+  EXPECT_EQ(ran.exit_code, kExitOk) << ran.err;
+  EXPECT_THAT(ran.out, HasSubstr("the device is not known; known are A100, H100, H200"));
+}
+
 TEST(PlanVerb, ChoosesTheFractionThatIsOffloaded) {
   const std::string path = ::testing::TempDir() + "/automatic_offload.yaml";
   std::ifstream example(Example("llama3-8b.yaml"));
@@ -299,6 +305,7 @@ TEST_F(PlanFile, MistakesAreNamed) {
   const Ran devices = PlanWith({.file = file, .devices = "4xH100"});
   EXPECT_EQ(devices.exit_code, kExitUsage);
   EXPECT_THAT(devices.err, HasSubstr("--devices: expected a count and a device"));
+  EXPECT_THAT(devices.err, HasSubstr("known are A100, H100, H200, B200, GB200, L40S, each"));
   const Ran batch = PlanWith({.file = file, .devices = "32xcpu"});
   EXPECT_EQ(batch.exit_code, kExitUsage);
   EXPECT_THAT(batch.err, HasSubstr("spec.training.globalBatch"));

@@ -50,6 +50,8 @@ constexpr FailureReason kReasons[] = {
     {"CheckpointTooOld", C::kInfrastructure, true, A::kFail, R::kNever, 2, -1},
     {"StartFailed", C::kInfrastructure, false, A::kAvoidNode, R::kNever, 2, -1},
     {"PreflightFailed", C::kInfrastructure, false, A::kAvoidNode, R::kNever, 2, -1},
+    // A data set is larger than all that the node's --data-cache-bytes allows.
+    {"DataCacheTooSmall", C::kInfrastructure, false, A::kAvoidNode, R::kNever, 2, -1},
     {"Preempted", C::kPreemption, false, A::kMove, R::kNever, 2, -1},
     {"NodeDrain", C::kPreemption, false, A::kMove, R::kNever, 2, -1},
     {"CapacityNotice", C::kPreemption, false, A::kMove, R::kNever, 2, -1},

@@ -25,7 +25,7 @@ int64_t BlameWeight(const NodeFailure& failure) {
     return 0;
   }
   const bool certain = BlamesMachine(failure) || reason.repeats == RepeatRule::kElsewhere ||
-                       failure.reason == "PreflightFailed";
+                       failure.reason == "PreflightFailed" || failure.reason == "DataCacheTooSmall";
   return certain ? kShunned : 1;
 }
 

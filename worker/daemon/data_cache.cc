@@ -300,7 +300,7 @@ absl::StatusOr<std::shared_ptr<DataLease>> DataCache::GetSet(const store::Object
   }
   absl::Status fetched = Fetch(source, set, key, hooks);
   EndFetch(key);
-  if (absl::IsResourceExhausted(fetched)) {
+  if (absl::IsResourceExhausted(fetched) || absl::IsOutOfRange(fetched)) {
     fetched.Update(RemoveFiles(key));  // others need the room
   }
   const int64_t left = fetched.ok() ? set.manifest.total_bytes() : BytesIn(Path(kPartial, key));
@@ -420,6 +420,15 @@ int64_t DataCache::Awaited(const std::map<std::string, int64_t>& fetches) const 
 }
 
 absl::Status DataCache::MakeRoom(const std::string& key, int64_t bytes) {
+  if (bytes > options_.limit_bytes) {  // the room of all others would not be enough
+    return absl::OutOfRangeError(
+        absl::StrCat("the data set has ",
+                     FormatBytes(bytes),
+                     ", more than the whole data cache of this node may have (",
+                     FormatBytes(options_.limit_bytes),
+                     "): start its ravel-worker with a larger --data-cache-bytes, or use a smaller "
+                     "data set"));
+  }
   for (;;) {
     std::map<std::string, int64_t> others_bytes;
     {

@@ -51,7 +51,8 @@ class DataCache : public std::enable_shared_from_this<DataCache> {
   // When its store does not answer, or has other token files than `samples` says, a copy of the
   // same URL that is here and has those serves. Entries that nobody uses go, the least recently
   // used first, to keep the limit. Blocks. Errors: those of ReadDataSet and FetchDataSet;
-  // InvalidArgument for a set with other samples; ResourceExhausted when there is no room for it.
+  // InvalidArgument for a set with other samples; ResourceExhausted when there is no room for it;
+  // OutOfRange, and nothing is removed, when it is larger than the whole limit.
   absl::StatusOr<std::shared_ptr<DataLease>> Get(const std::string& url,
                                                  const FetchHooks& hooks,
                                                  const DataSamples& samples = {});

@@ -58,6 +58,9 @@ std::string ReasonOf(const absl::Status& status) {
   if (store::IsDataFault(status)) {
     return "DataError";
   }
+  if (absl::IsOutOfRange(status)) {
+    return "DataCacheTooSmall";
+  }
   const bool here = absl::IsResourceExhausted(status) || absl::IsFailedPrecondition(status) ||
                     absl::IsPermissionDenied(status) || absl::IsUnauthenticated(status);
   return here ? "PreflightFailed" : "StoreUnavailable";

@@ -36,8 +36,8 @@ std::string WithLocalData(const std::string& job,
 struct LaunchDataResult {
   absl::Status status;  // names field and URL
   // The reason for a status that is not OK (common/failure_reason.h): DataError when the data set
-  // is absent or wrong, StoreUnavailable, PreflightFailed when it is this node's fault. Empty:
-  // the launch was given up.
+  // is absent or wrong, StoreUnavailable, DataCacheTooSmall, PreflightFailed when it is another
+  // fault of this node. Empty: the launch was given up.
   std::string reason = {};
   v1::Launch launch = {};  // with local paths
 };

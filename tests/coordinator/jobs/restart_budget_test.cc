@@ -69,7 +69,8 @@ TEST(FailureReasonTest, ClassesAndChargesAreThoseOfTheSpecification) {
         "SavesFailing",
         "CheckpointTooOld",
         "StartFailed",
-        "PreflightFailed"}},
+        "PreflightFailed",
+        "DataCacheTooSmall"}},
       {FailureClass::kPreemption, {"Preempted", "NodeDrain", "CapacityNotice", "ResizeRequested"}},
       {FailureClass::kCapacity,
        {"WaitingForDevices", "WaitingForQuota", "BelowMinimum", "HigherPriorityAhead", "Backoff"}},
@@ -87,8 +88,9 @@ TEST(FailureReasonTest, ClassesAndChargesAreThoseOfTheSpecification) {
     found[reason.kind].insert(reason.name);
     const bool machines_or_own =
         reason.kind == FailureClass::kUser || reason.kind == FailureClass::kInfrastructure;
-    const bool refused_before_it_ran =
-        reason.name == "StartFailed" || reason.name == "PreflightFailed";
+    const bool refused_before_it_ran = reason.name == "StartFailed" ||
+                                       reason.name == "PreflightFailed" ||
+                                       reason.name == "DataCacheTooSmall";
     EXPECT_EQ(reason.charged, machines_or_own && !refused_before_it_ran) << reason.name;
   }
   EXPECT_EQ(found, classes);
@@ -102,6 +104,20 @@ TEST(RestartBudgetTest, OnlyTheJobsOwnFailuresEndItWithoutALimitInTheJobFile) {
     const bool own = reason.repeats == RepeatRule::kSameStep;
     EXPECT_EQ(verdict.fail, own || reason.answer == FailureAnswer::kFail) << reason.name;
   }
+}
+
+TEST(RestartBudgetTest, WhatOnlyAnOperatorChangesIsTriedSeldom) {
+  const auto wait_ms = [](const char* reason) {
+    const BudgetVerdict verdict = ChargeAll({}, std::vector<FailureCause>(100, Cause(reason, 0)));
+    EXPECT_FALSE(verdict.fail) << reason;
+    EXPECT_EQ(verdict.next.used, 0) << reason;
+    return verdict.backoff_ms;
+  };
+  EXPECT_LE(wait_ms("PreflightFailed"), 60'000);
+  EXPECT_GT(wait_ms("DataCacheTooSmall"), 500'000);
+  EXPECT_LE(wait_ms("DataCacheTooSmall"), 600'000);
+  // Another node may have room: the first two attempts follow at once.
+  EXPECT_EQ(Charge({}, {}, Cause("DataCacheTooSmall", 0), "uid", 1, 0).backoff_ms, 0);
 }
 
 TEST(RestartBudgetTest, AThousandCrashesOnlyWaitLonger) {

@@ -229,6 +229,18 @@ TEST_F(LaunchDataTest, AStoreThatStandsStillEndsTheWait) {
   EXPECT_THAT(std::string(result.status.message()), HasSubstr("no byte came"));
 }
 
+TEST_F(LaunchDataTest, ASetThatNoRoomWouldBeEnoughForIsNamedWithTheFlag) {
+  Open(10);
+  const LaunchDataResult result = Start(Launch(Job()));
+  EXPECT_EQ(result.reason, "DataCacheTooSmall");
+  for (const char* part : {"spec.data.train[0].path: ",
+                           "more than the whole data cache",
+                           "(10 B)",
+                           "--data-cache-bytes"}) {
+    EXPECT_THAT(std::string(result.status.message()), HasSubstr(part));
+  }
+}
+
 TEST_F(LaunchDataTest, DataOfJobsThatRunStays) {
   ASSERT_TRUE(Start(Launch(Job())).status.ok());
   Open(cache_->bytes() + 100);

@@ -14,7 +14,8 @@ namespace ravel {
 enum class FileAccess { kUmask, kOwner };
 
 // Writes NAME.tmp-PID-N beside NAME, then gives it the name in one rename. Dropped without Publish,
-// it leaves nothing. Errors name the file. Thread-compatible.
+// it leaves nothing; killed, it leaves a file whose lock (flock) is free. Errors name the file.
+// Thread-compatible.
 class FileWriter {
  public:
   static absl::StatusOr<std::unique_ptr<FileWriter>> Create(const std::string& path,
@@ -27,6 +28,10 @@ class FileWriter {
   // Sync, rename (over an older file, if any), sync the folder.
   virtual absl::Status Publish() = 0;
 };
+
+// Removes the temporary files of `path` whose writers were killed, and returns how many. Those that
+// a writer still holds stay, and so do all on a file system without locks.
+int64_t RemoveUnfinished(const std::string& path);
 
 // FileWriter in one call.
 absl::Status WriteFileAtomically(const std::string& path,

@@ -170,23 +170,6 @@ class PosixReader : public FileReader {
   std::string path_;
 };
 
-// Removes files of a folder that were never finished.
-absl::Status RemoveParts(const std::string& folder) {
-  const std::unique_ptr<DIR, int (*)(DIR*)> stream(::opendir(folder.c_str()), &::closedir);
-  if (stream == nullptr) {
-    return IoError("list", folder);
-  }
-  // NOLINTNEXTLINE(concurrency-mt-unsafe): safe for distinct streams, POSIX.1-2024
-  while (const dirent* entry = ::readdir(stream.get())) {
-    if (absl::EndsWith(entry->d_name, std::string(kPart)) &&
-        ::unlinkat(::dirfd(stream.get()), entry->d_name, 0) != 0 && errno != ENOENT &&
-        errno != EISDIR) {
-      return IoError("remove", JoinPath(folder, entry->d_name));
-    }
-  }
-  return absl::OkStatus();
-}
-
 // A folder's names, parts too, in order.
 absl::StatusOr<std::vector<std::string>> NamesIn(const std::string& folder) {
   const std::unique_ptr<DIR, int (*)(DIR*)> stream(::opendir(folder.c_str()), &::closedir);
@@ -203,6 +186,25 @@ absl::StatusOr<std::vector<std::string>> NamesIn(const std::string& folder) {
   }
   std::sort(names.begin(), names.end());
   return names;
+}
+
+// Removes the files of a folder, and of folders in it, that were never finished.
+absl::Status RemoveParts(const std::string& folder) {
+  ASSIGN_OR_RETURN(const std::vector<std::string> names, NamesIn(folder));
+  for (const std::string& name : names) {
+    const std::string path = JoinPath(folder, name);
+    struct stat status = {};
+    if (::lstat(path.c_str(), &status) != 0) {
+      continue;  // its writer has just ended
+    }
+    if (S_ISDIR(status.st_mode)) {
+      RETURN_IF_ERROR(RemoveParts(path));
+    } else if (absl::EndsWith(name, std::string(kPart)) && ::unlink(path.c_str()) != 0 &&
+               errno != ENOENT) {
+      return IoError("remove", path);
+    }
+  }
+  return absl::OkStatus();
 }
 
 // A file, a link, or a folder and all in it; what another removes meanwhile is fine below `path`.

@@ -23,6 +23,7 @@
 #include "coordinator/ctl/checkpoints_export.h"
 #include "coordinator/ctl/checkpoints_verify.h"
 #include "coordinator/ctl/exit_code.h"
+#include "coordinator/ctl/interrupt.h"
 
 namespace ravel::ctl {
 namespace {
@@ -42,6 +43,10 @@ int PrintAndReport(const Action& action) {
   const absl::Status status = action(out);
   Print(out.str());
   return Report(status);
+}
+
+bool IsInterrupted() {
+  return Interrupt::Get().requested();
 }
 
 // A table of nothing stays silent, as before.
@@ -225,7 +230,11 @@ int RunRollback(const CommonOptions& common, const CheckpointVerbOptions& option
 
 int RunCheckpointsCopy(const CommonOptions& common, const CheckpointVerbOptions& options) {
   return PrintAndReport([&](std::ostream& out) {
-    return CopyCheckpoint({.from = options.target, .to = options.to, .print = common.format}, out);
+    return CopyCheckpoint({.from = options.target,
+                           .to = options.to,
+                           .print = common.format,
+                           .cancelled = IsInterrupted},
+                          out);
   });
 }
 
@@ -244,7 +253,8 @@ int RunCheckpointsExport(const CommonOptions& common, const CheckpointVerbOption
                              .dtype = options.dtype == "f32" ? DType::kF32 : DType::kBF16,
                              .quantized = options.quantized,
                              .for_vllm = options.reader == "vllm",
-                             .print = common.format},
+                             .print = common.format,
+                             .cancelled = IsInterrupted},
                             out);
   });
 }

@@ -57,8 +57,11 @@ absl::StatusOr<uint32_t> Checksum(const ObjectStore& store, const std::string& p
 // One step on its way into another folder.
 class Copy {
  public:
-  Copy(const ObjectStore& source, const store::CommittedStep& step, ObjectStore& target)
-      : source_(source), step_(step), target_(target) {
+  Copy(const ObjectStore& source,
+       const store::CommittedStep& step,
+       ObjectStore& target,
+       const std::function<bool()>& cancelled)
+      : source_(source), step_(step), target_(target), cancelled_(cancelled) {
     ckpt::AttemptKey key = {.step = step.commit().step,
                             .epoch = step.commit().epoch,
                             .attempt = step.commit().attempt + kCopyAttempt,
@@ -140,6 +143,9 @@ class Copy {
                                                 ": its checksum is not the manifest's"));
       }
       RETURN_IF_ERROR(writer->Append(buffer));
+      if (cancelled_ && cancelled_()) {
+        return absl::CancelledError("interrupted; another copy goes on with what is whole");
+      }
     }
     RETURN_IF_ERROR(writer->Finish());
     ++copied_files_;
@@ -165,6 +171,7 @@ class Copy {
   const ObjectStore& source_;
   const store::CommittedStep& step_;
   ObjectStore& target_;
+  const std::function<bool()>& cancelled_;
   std::string attempt_;
   int64_t copied_files_ = 0;
   int64_t copied_bytes_ = 0;
@@ -209,7 +216,7 @@ absl::Status CopyCheckpoint(const CheckpointCopyOptions& options, std::ostream& 
                    store::CommittedStep::Open(from.store.get(), from.directory));
   ASSIGN_OR_RETURN(const std::unique_ptr<ObjectStore> target, OpenTarget(options.to));
   const std::string to = target->Locate(ckpt::StepName(step.commit().step));
-  Copy copy(*from.store, step, *target);
+  Copy copy(*from.store, step, *target, options.cancelled);
   const auto tell = [&] {
     json::Value document;
     document.Set("step", step.commit().step).Set("to", to);

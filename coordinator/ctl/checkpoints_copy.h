@@ -2,6 +2,7 @@
 
 // `ravelctl checkpoints copy FROM TO`: a committed step into another folder, of any kind of store.
 
+#include <functional>
 #include <iosfwd>
 #include <string>
 
@@ -14,6 +15,8 @@ struct CheckpointCopyOptions {
   std::string from;  // a step's directory or URL, or a folder of steps: its newest good one
   std::string to;    // a folder of steps, absolute, relative or URL; made when it is missing
   Format print = Format::kTable;
+  // Asked at each block; true ends the copy with Cancelled, and what is whole stays for the next.
+  std::function<bool()> cancelled = {};
 };
 
 // Copies into an unfinished save, every file checked against the manifest, COMMIT last, and then

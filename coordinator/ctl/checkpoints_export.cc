@@ -34,6 +34,7 @@
 #include "common/store/file_store.h"
 #include "common/time_text.h"
 #include "coordinator/ctl/checkpoints.h"
+#include "coordinator/ctl/held_folder.h"
 #include "coordinator/ctl/quantized_weights.h"
 #include "coordinator/saves/checkpoint_pins.h"
 
@@ -265,7 +266,6 @@ class Exporter {
     }
     files_ = PlanFiles(step_.manifest(), quantized(), options_);
     RETURN_IF_ERROR(ReadSmallFiles());
-    RETURN_IF_ERROR(store_->MakeDirectory(part_));
     for (const auto& [name, content] : small_files_) {
       RETURN_IF_ERROR(WriteSmallFile(name, content));
     }
@@ -356,7 +356,8 @@ class Exporter {
         static_cast<int64_t>(file.header.size()) + (entries.empty() ? 0 : entries.back().end);
     ASSIGN_OR_RETURN(const std::unique_ptr<store::FileWriter> writer,
                      store_->Create(JoinPath(part_, file.name), file.size));
-    const auto append = [&](std::span<const std::byte> bytes) {
+    const auto append = [&](std::span<const std::byte> bytes) -> absl::Status {
+      RETURN_IF_ERROR(CheckGoesOn());
       file.crc32c = Crc32c(file.crc32c, bytes.data(), bytes.size());
       return writer->Append(bytes);
     };
@@ -429,6 +430,11 @@ class Exporter {
     return json::SerializePretty(index) + "\n";
   }
 
+  absl::Status CheckGoesOn() const {
+    return options_.cancelled && options_.cancelled() ? absl::CancelledError("interrupted")
+                                                      : absl::OkStatus();
+  }
+
   absl::Status ReadBack(const WeightFile& file) const {
     ASSIGN_OR_RETURN(const std::unique_ptr<store::FileReader> reader,
                      store_->Open(JoinPath(part_, file.name)));
@@ -444,6 +450,7 @@ class Exporter {
     std::vector<std::byte> buffer;
     for (int64_t at = 0; at < file.size; at += ckpt::kBlockBytes) {
       buffer.resize(static_cast<size_t>(std::min(ckpt::kBlockBytes, file.size - at)));
+      RETURN_IF_ERROR(CheckGoesOn());
       RETURN_IF_ERROR(reader->ReadAt(at, buffer));
       crc = Crc32c(crc, buffer.data(), buffer.size());
     }
@@ -500,15 +507,13 @@ absl::Status ExportCheckpoint(const CheckpointExportOptions& options, std::ostre
   store::FileStore files(output.parent_path().string());
   const std::string name = output.filename().string();
   const std::string part = name + ".part";
-  ASSIGN_OR_RETURN(const bool left_over, store::Exists(files, part));
-  if (left_over) {
-    return absl::AlreadyExistsError(
-        absl::StrCat("--output: ",
-                     files.Locate(part),
-                     " exists: another export runs, or one was interrupted; remove it"));
-  }
+  const absl::StatusOr<std::unique_ptr<HeldFolder>> held = HeldFolder::Make(files.Locate(part));
+  RETURN_IF_ERROR(Annotate(held.status(), "--output"));
   Exporter exporter(std::move(step), options, &files, part);
   absl::Status status = exporter.Run();
+  if (status.ok()) {
+    status = (*held)->TakeMarkOut();
+  }
   if (status.ok()) {
     status = files.PublishIfAbsent(part, name);
   }

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <iosfwd>
 #include <string>
 
@@ -24,10 +25,13 @@ struct CheckpointExportOptions {
   // Refused (InvalidArgument) without `quantized`, and of recipes that vLLM reads in no such form.
   bool for_vllm = false;
   Format print = Format::kTable;
+  // Asked at each block; true ends the export with Cancelled. None: never.
+  std::function<bool()> cancelled = {};
 };
 // Writes OUTPUT.part (config.json, tokenizer files, model.safetensors or
 // model-00001-of-0000N.safetensors with an index), reads it back, then renames. AlreadyExists when
-// OUTPUT exists. Every block that is read is verified.
+// OUTPUT exists, or when another export writes OUTPUT.part; what a killed one left there is
+// removed. Every block that is read is verified.
 absl::Status ExportCheckpoint(const CheckpointExportOptions& options, std::ostream& out);
 
 }  // namespace ravel::ctl

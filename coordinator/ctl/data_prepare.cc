@@ -86,6 +86,7 @@ class Preparer {
     RETURN_IF_ERROR(OpenInputs());
     RETURN_IF_ERROR(MakeTokenizer());
     RETURN_IF_ERROR(FindEndOfDocument());
+    RemoveLeftovers();
     result_.vocabulary = tokenizer_->vocabulary();
     ASSIGN_OR_RETURN(const std::unique_ptr<MegatronWriter> train,
                      MegatronWriter::Create(request_.output, result_.vocabulary));
@@ -253,6 +254,9 @@ class Preparer {
       document.remove_prefix(cut);
       done_ += static_cast<int64_t>(cut);
       progress_("tokenizing", done_, result_.text_bytes);
+      if (request_.cancelled && request_.cancelled()) {
+        return absl::CancelledError("interrupted; nothing has changed");
+      }
     }
     return absl::OkStatus();
   }
@@ -269,6 +273,14 @@ class Preparer {
       }
     }
     return absl::OkStatus();
+  }
+
+  // Of runs that were killed.
+  void RemoveLeftovers() const {
+    for (const char* end :
+         {".bin", ".idx", ".validation.bin", ".validation.idx", ".tokenizer.json"}) {
+      RemoveUnfinished(request_.output + end);
+    }
   }
 
   absl::Status CheckNotEmpty(bool with_validation) const {

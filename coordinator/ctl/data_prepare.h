@@ -19,6 +19,8 @@ struct PrepareRequest {
   std::string document_separator;  // as it stands in the text; "": a file is a document
   std::string end_of_document;     // a token; "": the tokenizer's own if it has one; "none"
   bool require_utf8 = false;
+  // Asked while documents are written; true ends the run with Cancelled. None: never.
+  std::function<bool()> cancelled = {};
 };
 
 struct PrepareResult {
@@ -37,6 +39,7 @@ using PrepareProgress = std::function<void(const char* phase, int64_t done, int6
 
 // Writes OUTPUT.tokenizer.json, OUTPUT.bin/.idx and, with a fraction, OUTPUT.validation.bin/.idx.
 // Every file appears whole, the index of the training text last; after an error none has changed.
+// Temporary files that a killed run with this output left are removed first.
 // Errors name the file or option.
 absl::StatusOr<PrepareResult> PrepareData(const PrepareRequest& request,
                                           const PrepareProgress& progress);

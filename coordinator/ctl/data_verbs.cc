@@ -20,6 +20,7 @@
 #include "coordinator/ctl/data_push.h"
 #include "coordinator/ctl/exit_code.h"
 #include "coordinator/ctl/generate.h"
+#include "coordinator/ctl/interrupt.h"
 #include "coordinator/ctl/job_verbs.h"
 #include "coordinator/ctl/tokenizer.h"
 #include "coordinator/saves/checkpoint_pins.h"
@@ -175,6 +176,7 @@ int RunDataPrepare(const CommonOptions& common, const PrepareOptions& options) {
   request.document_separator = Unescape(options.document_separator);
   request.end_of_document = options.end_of_document;
   request.require_utf8 = options.require_utf8;
+  request.cancelled = [] { return Interrupt::Get().requested(); };
   PrepareBar bar;
   const int64_t start_ms = SystemClock::Get().MonotonicMs();
   const absl::StatusOr<PrepareResult> result = PrepareData(

@@ -42,6 +42,38 @@ TEST_F(FileWriterTest, TheFileAppearsWholeOrNotAtAll) {
   EXPECT_EQ(Files(), 1);
 }
 
+TEST_F(FileWriterTest, LeftoversGoAndFilesThatAreWrittenStay) {
+  const std::string path = folder_ + "/a";
+  for (const char* name : {"/a.tmp-1-1", "/a.tmp-1-23", "/b.tmp-1-1", "/a.tmp-x-1", "/a.tmp-1"}) {
+    ASSERT_TRUE(WriteFileAtomically(folder_ + name, "old").ok());
+  }
+  const auto writer = FileWriter::Create(path);
+  ASSERT_TRUE(writer.ok()) << writer.status();
+  EXPECT_EQ(Files(), 6);
+  EXPECT_EQ(RemoveUnfinished(path), 2);
+  EXPECT_EQ(Files(), 4) << "another file's, two that are no writer's, and the one that is written";
+  ASSERT_TRUE((*writer)->Write("new").ok());
+  ASSERT_TRUE((*writer)->Publish().ok());
+  EXPECT_EQ(*ReadWholeFile(path, 100), "new");
+  EXPECT_EQ(RemoveUnfinished(path), 0);
+  EXPECT_EQ(RemoveUnfinished(folder_ + "/absent/a"), 0);
+}
+
+TEST_F(FileWriterTest, ALeftoverOfTheSameProcessNumberIsInNobodysWay) {
+  const std::string path = folder_ + "/a";
+  std::string temporary;
+  {
+    const auto writer = FileWriter::Create(path);
+    ASSERT_TRUE(writer.ok());
+    temporary = std::filesystem::directory_iterator(folder_)->path().string();
+  }
+  const std::size_t dash = temporary.rfind('-');
+  const int number = std::stoi(temporary.substr(dash + 1));
+  ASSERT_TRUE(
+      WriteFileAtomically(temporary.substr(0, dash + 1) + std::to_string(number + 2), "old").ok());
+  EXPECT_TRUE(WriteFileAtomically(path, "new").ok());
+}
+
 TEST_F(FileWriterTest, AFullDiskNamesTheFileAndLeavesNothing) {
   ASSERT_TRUE(fault::Configure("file_writer.write:error=disk full").ok());
   const absl::Status status = WriteFileAtomically(folder_ + "/a", "text");

@@ -2,9 +2,11 @@
 
 #include <cstdlib>
 #include <filesystem>
+#include <fstream>
 #include <functional>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -252,6 +254,23 @@ TEST(FileStoreTest, ADirectoryIsNoFile) {
   FileStore store(directory.path());
   ASSERT_TRUE(store.MakeDirectory("d").ok());
   EXPECT_THAT(std::string(store.Open("d").status().message()), HasSubstr("not a regular file"));
+}
+
+TEST(FileStoreTest, APublishedFolderHasNoUnfinishedFilesAtAnyDepth) {
+  const TemporaryDirectory directory;
+  FileStore store(directory.path());
+  ASSERT_TRUE(store.MakeDirectory("a").ok());
+  ASSERT_TRUE(store.MakeDirectory("a/model").ok());
+  ASSERT_TRUE(store.Put("a/model/whole", "x").ok());
+  for (const char* name : {"/a/f.0123456789abcdef.part", "/a/model/f.0123456789abcdef.part"}) {
+    std::ofstream(directory.path() + name) << "half";  // as a killed writer leaves it
+  }
+  ASSERT_TRUE(store.PublishIfAbsent("a", "b").ok());
+  std::vector<std::string> names;
+  for (const auto& entry : std::filesystem::recursive_directory_iterator(directory.path() + "/b")) {
+    names.push_back(entry.path().filename().string());
+  }
+  EXPECT_THAT(names, ::testing::UnorderedElementsAre("model", "whole"));
 }
 
 TEST(FileStoreTest, ErrorsNameTheOperationAndThePath) {

@@ -18,8 +18,10 @@
 #include "common/json.h"
 #include "common/store/file_store.h"
 #include "common/time_text.h"
+#include "coordinator/ctl/checkpoints_copy.h"
 #include "coordinator/ctl/checkpoints_export.h"
 #include "coordinator/ctl/checkpoints_verify.h"
+#include "coordinator/ctl/held_folder.h"
 #include "tests/testing/saved_state.h"
 #include "worker/checkpoint/loader.h"
 
@@ -346,6 +348,62 @@ TEST_F(CheckpointsTest, ExportDoesNotDependOnTheMesh) {
   }
   EXPECT_FALSE(files[0].empty());
   EXPECT_EQ(files[0], files[1]);
+}
+
+TEST_F(CheckpointsTest, ExportRemovesWhatAKilledOneLeftAndNothingElse) {
+  const std::string output = directory_ + "/export";
+  const std::string part = output + ".part";
+  const auto running = HeldFolder::Make(part);
+  ASSERT_TRUE(running.ok()) << running.status();
+  const absl::Status refused = ExportCheckpoint({.step = Step(), .output = output}, out_);
+  EXPECT_TRUE(absl::IsAlreadyExists(refused)) << refused;
+  EXPECT_THAT(std::string(refused.message()), HasSubstr("another process writes it"));
+
+  ASSERT_TRUE((*running)->TakeMarkOut().ok());  // a folder of somebody else
+  std::ofstream(part + "/mine") << "mine";
+  EXPECT_TRUE(absl::IsAlreadyExists(ExportCheckpoint({.step = Step(), .output = output}, out_)));
+  EXPECT_TRUE(std::filesystem::exists(part + "/mine"));
+
+  std::filesystem::remove_all(part);
+  ASSERT_TRUE(HeldFolder::Make(part).ok());  // which ends at once
+  std::ofstream(part + "/model.safetensors") << "half";
+  const absl::Status status = ExportCheckpoint({.step = Step(), .output = output}, out_);
+  ASSERT_TRUE(status.ok()) << status;
+  EXPECT_FALSE(std::filesystem::exists(part));
+  for (const auto& entry : std::filesystem::directory_iterator(output)) {
+    EXPECT_NE(entry.path().filename().string()[0], '.') << entry.path();
+  }
+}
+
+TEST_F(CheckpointsTest, AnExportThatIsInterruptedLeavesNothing) {
+  const absl::Status status = ExportCheckpoint(
+      {.step = Step(), .output = directory_ + "/export", .cancelled = [] { return true; }}, out_);
+  EXPECT_TRUE(absl::IsCancelled(status)) << status;
+  EXPECT_FALSE(std::filesystem::exists(directory_ + "/export.part"));
+  EXPECT_FALSE(std::filesystem::exists(directory_ + "/export"));
+}
+
+TEST_F(CheckpointsTest, ACopyThatWasCutOffGoesOnWithoutItsLeftovers) {
+  const std::string to = directory_ + "/copy";
+  const auto parts = [&to] {
+    int count = 0;
+    for (const auto& entry : std::filesystem::recursive_directory_iterator(to)) {
+      count += entry.path().extension() == ".part" ? 1 : 0;
+    }
+    return count;
+  };
+  int blocks = 0;
+  const absl::Status cut = CopyCheckpoint(
+      {.from = Step(), .to = to, .cancelled = [&blocks] { return ++blocks == 3; }}, out_);
+  EXPECT_TRUE(absl::IsCancelled(cut)) << cut;
+  EXPECT_EQ(parts(), 0);
+  // As a kill leaves it.
+  const std::string attempt = std::filesystem::directory_iterator(to)->path().string();
+  std::ofstream(attempt + "/model/x.safetensors.0123456789abcdef.part") << "half";
+  const absl::Status status = CopyCheckpoint({.from = Step(), .to = to}, out_);
+  ASSERT_TRUE(status.ok()) << status;
+  EXPECT_EQ(parts(), 0);
+  EXPECT_TRUE(VerifyCheckpoint({.step = to}, out_).ok());
 }
 
 TEST_F(CheckpointsTest, ExportNeverOverwrites) {

@@ -57,6 +57,24 @@ TEST_F(DataPrepareTest, BytesEndWithTheEndOfTheDocument) {
   EXPECT_TRUE(std::filesystem::exists(request_.output + ".tokenizer.json"));
 }
 
+TEST_F(DataPrepareTest, LeftoversOfAKilledRunGoAndWhatAnotherWritesStays) {
+  WriteInput("ab\n");
+  for (const char* end : {".bin.tmp-1-1", ".validation.idx.tmp-1-2", ".tokenizer.json.tmp-9-3"}) {
+    std::ofstream(request_.output + end) << "half";
+  }
+  const auto other = MegatronWriter::Create(request_.output, 257);
+  ASSERT_TRUE(other.ok()) << other.status();
+  ASSERT_TRUE(Prepare().ok());
+  EXPECT_EQ(Files(), 5) << "the text, three results, and the file of the other writer";
+}
+
+TEST_F(DataPrepareTest, ARunThatIsInterruptedLeavesNothing) {
+  WriteInput("ab\n");
+  request_.cancelled = [] { return true; };
+  EXPECT_TRUE(absl::IsCancelled(Prepare().status()));
+  EXPECT_EQ(Files(), 1);
+}
+
 TEST_F(DataPrepareTest, DocumentsAreCutAtTheSeparator) {
   WriteInput("one\n\ntwo\n\n\n\n");
   request_.document_separator = "\n\n";

@@ -28,8 +28,12 @@ TEST(BlameWeightTest, OnlyReasonsThatSpeakOfThePlaceWeigh) {
     EXPECT_EQ(BlameWeight(Failure(std::string(reason.name), 1, "")), 0) << "no node to blame";
   }
   EXPECT_EQ(shunned,
-            (std::set<std::string_view>{
-                "DataError", "HostOutOfMemory", "DeviceError", "StartFailed", "PreflightFailed"}));
+            (std::set<std::string_view>{"DataError",
+                                        "HostOutOfMemory",
+                                        "DeviceError",
+                                        "StartFailed",
+                                        "PreflightFailed",
+                                        "DataCacheTooSmall"}));
   NodeFailure crash = Failure("ProcessCrash");
   EXPECT_EQ(BlameWeight(crash), 1) << "one SIGKILL is no reason to be smaller";
   crash.starting = true;

@@ -206,12 +206,12 @@ TEST_F(DataCacheTest, ASetThatIsLargerThanTheWholeCacheSaysSoAndRemovesNothing) 
   Reopen(2500);
   MakeSet("one", 1000, '1');
   MakeSet("two", 1000, '2');
-  MakeSet("large", 2501, '3');
+  MakeSet("large", 2600, '3');
   ASSERT_TRUE(Pass("one").ok());
   ASSERT_TRUE(Pass("two").ok());
   const absl::Status large = Pass("large");
   EXPECT_TRUE(absl::IsOutOfRange(large)) << large;
-  for (const char* part : {"has 2.4 KiB", "--data-cache-bytes", "ravel-worker"}) {
+  for (const char* part : {"has 2.5 KiB", "--data-cache-bytes", "ravel-worker"}) {
     EXPECT_THAT(std::string(large.message()), HasSubstr(part));
   }
   EXPECT_EQ(FoldersIn("sets"), 2);

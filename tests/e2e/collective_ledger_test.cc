@@ -150,6 +150,26 @@ TEST_P(CollectiveLedgerTest, TwoSwappedGathersAreNamedOnBothRanks) {
       << Events();
 }
 
+// Four ranks, two of which share each layer: most of what they issue is sums of activations.
+TEST_P(CollectiveLedgerTest, ARankThatIsLateForItsTensorGroupIsNamedWithTheAxis) {
+  StartWorkers("comm.issue@700:stall=600s");
+  ASSERT_EQ(cluster_->StartWorker("w3", cluster_->HoldFaults()), absl::OkStatus());
+  ASSERT_EQ(cluster_->WaitForReadyNodes(4), absl::OkStatus());
+  TinyJob job = Job(0);
+  job.workers = 4;
+  job.intermediate = 256;
+  job.parallelism = "tensor: 2";
+  ASSERT_EQ(cluster_->Submit(job), absl::OkStatus());
+  std::smatch late;
+  std::string events;
+  ASSERT_TRUE(Eventually(seconds(60), [&] {
+    events = Events();
+    return std::regex_search(events, late, std::regex(kLate));
+  })) << events;
+  EXPECT_THAT(late[0].str(), HasSubstr("in group tensor")) << events;
+  EXPECT_EQ(cluster_->Ctl({"cancel", "job"}).exit_code, 0);
+}
+
 // Between ranks of one host weights are gathered long before anything is reduced; there the whole
 // gradients of no_shard are gathered right after.
 TEST_P(CollectiveLedgerTest, GatherAndReduceThatAreSwappedAreNamed) {

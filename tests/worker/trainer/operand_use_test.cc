@@ -233,6 +233,35 @@ TEST(OperandUseOnTensor, NothingElseIsReadOrWritten) {
   }
 }
 
+// The same of four that share a layer, in groups, by strategies that keep whole gradients, in bf16
+// and with codes.
+TEST(OperandUseOnTensor, NothingElseIsReadOrWrittenInGroups) {
+  const struct {
+    StrategyCase strategy;
+    const char* model;
+    plan::ComputeType compute = plan::ComputeType::kF32;
+    plan::Recipe recipe = plan::Recipe::kNone;
+  } cases[] = {
+      {{.strategy = "ZeRO1", .width = 2, .tensor = 4, .chunks = 2}, "cut_qwen3_tied"},
+      {{.strategy = "ZeRO2", .width = 2, .micro_batches = 3, .tensor = 4}, "cut_llama_untied"},
+      {{.strategy = "HSDP", .width = 1, .tensor = 2, .sequence = true},
+       "cut_qwen2_tied",
+       plan::ComputeType::kBF16},
+      {{.width = 2, .tensor = 2, .sequence = true},
+       "recipes",
+       plan::ComputeType::kBF16,
+       plan::Recipe::kMxFp8},
+  };
+  for (const auto& one : cases) {
+    RecordArgs args = OneStep(one.strategy, one.model, true);
+    args.spec.compute = one.compute;
+    args.spec.recipe.recipe = one.recipe;
+    const absl::StatusOr<Recording> watched = RecordWatched(args);
+    ASSERT_TRUE(watched.ok()) << one.strategy.name() << ": " << watched.status();
+    EXPECT_EQ(FirstDifference(Record(args), *watched), "") << one.strategy.name();
+  }
+}
+
 std::vector<WatchedCase> WatchedCases() {
   std::vector<WatchedCase> cases;
   int64_t turn = 0;

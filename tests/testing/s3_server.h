@@ -7,6 +7,7 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "common/status.h"
 #include "tests/testing/process.h"
@@ -18,13 +19,18 @@ class S3Server {
  public:
   // NotFound without moto_server: tests/testing/moto.sh makes one, or RAVEL_MOTO_SERVER names it.
   static absl::StatusOr<std::unique_ptr<S3Server>> Start();
+  // Over TLS, by an authority of its own, and without the proxy: "https://localhost:PORT", whose
+  // certificate is good for bucket.localhost, too.
+  static absl::StatusOr<std::unique_ptr<S3Server>> StartSecure();
 
   // Its address and the keys to it, for programs and for setenv.
   const std::map<std::string, std::string>& environment() const { return environment_; }
 
  private:
   S3Server() = default;
-  absl::StatusOr<int> StartServer(const std::string& program);
+  // `more`: arguments of the server; `address`: how its log begins a URL.
+  absl::StatusOr<int> StartServer(const std::vector<std::string>& more, const std::string& address);
+  void SetEnvironment(const std::string& endpoint);
   absl::StatusOr<int> StartProxy(int server_port);
 
   ScratchFolder scratch_;

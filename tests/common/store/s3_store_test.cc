@@ -221,6 +221,44 @@ TEST_F(S3StoreTest, OfPublishersThatRaceOneWins) {
   }
 }
 
+// A server of a site: its own authority, and either place of the bucket.
+TEST(S3SecureTest, ServersOfAnAuthorityThatIsNamedAreSpokenToInEitherStyle) {
+  const auto server = testing::S3Server::StartSecure();
+  if (absl::IsNotFound(server.status())) {
+    testing::SkipWithout("moto", server.status().message());
+    return;
+  }
+  ASSERT_TRUE(server.ok()) << server.status();
+  for (const auto& [name, value] : (*server)->environment()) {
+    setenv(name.c_str(), value.c_str(), 1);
+  }
+  std::string content((17 << 20) + 5, 's');
+  for (const char* style : {"path", "virtual"}) {
+    setenv("RAVEL_S3_STYLE", style, 1);
+    const std::unique_ptr<ObjectStore> store = *OpenS3Store(absl::StrCat("s3://bucket/", style));
+    ASSERT_EQ(store->MakeRoot(), absl::OkStatus()) << style;
+    ASSERT_EQ(store->Put("small", style), absl::OkStatus());
+    auto writer = store->Create("long", 0);
+    ASSERT_EQ((*writer)->Append(std::as_bytes(std::span(content.data(), content.size()))),
+              absl::OkStatus());
+    ASSERT_EQ((*writer)->Finish(), absl::OkStatus()) << style;
+  }
+  // Each sees what the other has written: one bucket.
+  for (const char* style : {"virtual", "path"}) {
+    setenv("RAVEL_S3_STYLE", style, 1);
+    const std::string other = std::string(style) == "path" ? "virtual" : "path";
+    const std::unique_ptr<ObjectStore> store = *OpenS3Store("s3://bucket/" + other);
+    EXPECT_EQ(*ReadFile(*store, "small", 10), other);
+    EXPECT_TRUE(*ReadFile(*store, "long", 64 << 20) == content);
+    EXPECT_EQ(store->List("")->size(), 2u);
+  }
+  unsetenv("RAVEL_S3_STYLE");
+  unsetenv("RAVEL_S3_CA");  // the system does not know it
+  const absl::Status unknown = (*OpenS3Store("s3://bucket/path"))->Open("small").status();
+  EXPECT_TRUE(absl::IsUnavailable(unknown)) << unknown;
+  EXPECT_THAT(std::string(unknown.message()), HasSubstr("certificate"));
+}
+
 TEST(S3UrlTest, WhatIsWrongIsNamedAndKeysAreNeverShown) {
   const testing::ScratchFolder scratch;
   const std::string keys = scratch.path() + "/credentials";

@@ -1,6 +1,7 @@
 // Mutants of good programs: each that can change results must be caught.
 
 #include <algorithm>
+#include <cstdlib>
 #include <random>
 #include <string>
 #include <vector>
@@ -28,10 +29,14 @@ struct Target {
   bool shared_memory = false;
 };
 
+// Forms are tied or untied weights, copied or in place.
+enum class Runs { kInEachForm, kInOne, kInTheSlowLabel };
+
 struct Variant {
   const char* name;
   void (*change)(JobSpec&);
   int64_t ranks;
+  Runs runs = Runs::kInEachForm;
 };
 
 // What each kind of instruction comes from, four layers each.
@@ -74,9 +79,29 @@ constexpr Variant kVariants[] = {
        s.freeze = {"model.embed_tokens*", "model.layers.0.*", "*down_proj*"};
      },
      2},
+    {"shared layers", [](JobSpec& s) { s.tensor = 2; }, 4, Runs::kInOne},
+    {"shared layers, own tokens, three micro-batches, remade",
+     [](JobSpec& s) {
+       s.tensor = 2;
+       s.sequence_parallel = true;
+       s.micro_batch = 1;
+       s.global_batch = 24;
+       s.recompute = RecomputePolicy::kBlock;
+     },
+     4,
+     Runs::kInTheSlowLabel},
+    {"shared layers in chunks",
+     [](JobSpec& s) {
+       s.tensor = 2;
+       s.tensor_chunks = 2;
+       s.strategy = Strategy::kOptimGrads;
+     },
+     4,
+     Runs::kInTheSlowLabel},
 };
 
 std::vector<Target> Targets() {
+  const bool every_case = std::getenv("RAVEL_EVERY_CASE") != nullptr;
   std::vector<Target> targets;
   for (const bool tied : {false, true}) {
     for (const bool shared : {false, true}) {
@@ -94,6 +119,11 @@ std::vector<Target> Targets() {
                            shared});
       }
       for (const Variant& variant : kVariants) {
+        const bool one = tied && !shared;
+        if (!every_case && variant.runs != Runs::kInEachForm &&
+            !(variant.runs == Runs::kInOne && one)) {
+          continue;
+        }
         JobSpec spec = testing::SpecOf(config, 8);
         variant.change(spec);
         absl::StatusOr<ShardingPlan> plan =

@@ -2,6 +2,7 @@
 // record of it, and changes nothing; what was allowed ends when it is revoked.
 
 #include <chrono>
+#include <cstdio>
 #include <filesystem>
 #include <memory>
 #include <string>
@@ -80,6 +81,19 @@ class IdentitiesTest : public ::testing::Test {
 
   std::unique_ptr<SecureCluster> cluster_;
 };
+
+// Of the README, from empty folders: init, ravel-coordinator, enrol, join, ravel-worker.
+TEST_F(IdentitiesTest, FiveCommandsMakeAClusterInSeconds) {
+  const auto begin = std::chrono::steady_clock::now();
+  ASSERT_NO_FATAL_FAILURE(Start());
+  ASSERT_NO_FATAL_FAILURE(JoinAndStart("n1"));
+  ASSERT_TRUE(cluster_->WaitForReady(1));
+  const double taken =
+      std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+  std::printf("from nothing to a node that is ready: %.2f s\n", taken);
+  RecordProperty("seconds", absl::StrCat(taken));
+  EXPECT_LT(taken, 30);
+}
 
 TEST_F(IdentitiesTest, AJobRunsFromInitToDoneAndTheRolesHold) {
   ASSERT_NO_FATAL_FAILURE(Start());

@@ -245,7 +245,7 @@ TEST_F(DataCacheTest, ASetBeyondTheLimitIsRefusedAndEvictsNothingInUse) {
   MakeSet("small", 1000);
   const auto small = Get("small");
   MakeSet("large", 200000);
-  EXPECT_TRUE(absl::IsResourceExhausted(Pass("large")));
+  EXPECT_TRUE(absl::IsOutOfRange(Pass("large")));
   EXPECT_EQ(events_.file_opens, 2) << "not a byte of it was read";
   EXPECT_EQ(Content(**small, "a.bin").size(), 500u);
 }

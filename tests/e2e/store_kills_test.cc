@@ -1,12 +1,12 @@
 // Kills at random moments: the daemon of a writer, the store, the coordinator, while a job saves
-// into a ravel-store all the time. Commits only rise, a step that was committed never changes,
-// every step that is there is whole, and the history is that of an undisturbed run.
+// into a ravel-store, or into S3, all the time. Commits only rise, a step that was committed never
+// changes, every step that is there is whole, and the history is that of an undisturbed run.
 //
 // RAVEL_KILLS of each program, one otherwise; RAVEL_SEED chooses the moments.
 
 #include <algorithm>
 #include <chrono>
-#include <filesystem>
+#include <cstdlib>
 #include <iostream>
 #include <map>
 #include <memory>
@@ -18,8 +18,11 @@
 #include <absl/strings/str_cat.h>
 #include <gtest/gtest.h>
 
+#include "common/store/open_store.h"
 #include "tests/testing/eventually.h"
 #include "tests/testing/mini_cluster.h"
+#include "tests/testing/required.h"
+#include "tests/testing/s3_server.h"
 #include "tests/testing/store_process.h"
 
 namespace ravel::testing {
@@ -33,18 +36,34 @@ constexpr int64_t kSaveEvery = 5;
 
 enum class Victim { kWriter, kStore, kCoordinator };
 
-class StoreKillsTest : public ::testing::Test {
+// "ravel" or "s3"; of S3 what dies is what speaks for it, while its objects stay.
+class StoreKillsTest : public ::testing::TestWithParam<std::string> {
  protected:
   void SetUp() override {
+    if (GetParam() == "s3") {
+      absl::StatusOr<std::unique_ptr<S3Server>> server = S3Server::Start();
+      if (absl::IsNotFound(server.status())) {
+        SkipWithout("moto", server.status().message());
+        return;
+      }
+      ASSERT_TRUE(server.ok()) << server.status();
+      s3_ = *std::move(server);
+      for (const auto& [name, value] : s3_->environment()) {
+        setenv(name.c_str(), value.c_str(), 1);  // for all programs of the test
+      }
+    }
     absl::StatusOr<std::unique_ptr<MiniCluster>> started = MiniCluster::Start();
     ASSERT_TRUE(started.ok()) << started.status();
     cluster_ = std::move(*started);
     ASSERT_EQ(cluster_->StartWorkers(2), absl::OkStatus());
     WriteTokens(cluster_->folder() + "/tokens.bin", 20000, TinyJob().vocabulary);
-    store_ = std::make_unique<StoreProcess>(
-        StorePlace{.folder = cluster_->folder() + "/server", .flags = {"--dev-loopback"}});
-    ASSERT_EQ(store_->Start(), absl::OkStatus());
+    if (s3_ == nullptr) {
+      store_ = std::make_unique<StoreProcess>(
+          StorePlace{.folder = cluster_->folder() + "/server", .flags = {"--dev-loopback"}});
+      ASSERT_EQ(store_->Start(), absl::OkStatus());
+    }
   }
+  std::string Store() const { return s3_ == nullptr ? store_->Url("team") : "s3://bucket/team"; }
   TinyJob EndlessJob(const std::string& name, const std::string& store, int64_t save_every) const {
     return {.name = name,
             .tokens_path = cluster_->folder() + "/tokens.bin",
@@ -74,7 +93,7 @@ class StoreKillsTest : public ::testing::Test {
         return;
       }
       case Victim::kStore:
-        ASSERT_EQ(store_->KillAndStart(), absl::OkStatus());
+        ASSERT_EQ(s3_ == nullptr ? store_->KillAndStart() : s3_->KillAndStart(), absl::OkStatus());
         return;
       case Victim::kCoordinator:
         cluster_->KillCoordinator();
@@ -82,46 +101,58 @@ class StoreKillsTest : public ::testing::Test {
         return;
     }
   }
-  // A moment up to a quarter of a second after the job has gone on from where it was.
+  // A moment up to a quarter of a second after the job has gone on from where it was; of S3, where
+  // a save takes as long as many steps, after another commit.
   void AwaitMoment(int64_t beyond) {
     const bool goes_on = Eventually(seconds(60), [&] {
       const absl::StatusOr<JobView> view = cluster_->Get("far");
-      return view.ok() && view->step > beyond && view->state == "RUNNING";
+      const bool saved = s3_ == nullptr || (view.ok() && view->committed_step > committed_);
+      return view.ok() && view->step > beyond && view->state == "RUNNING" && saved;
     });
-    ASSERT_TRUE(goes_on) << cluster_->Report("far") << store_->Log();
+    ASSERT_TRUE(goes_on) << cluster_->Report("far") << (s3_ == nullptr ? store_->Log() : "");
     const auto moment =
         std::chrono::steady_clock::now() + milliseconds(static_cast<int64_t>(random_() % 250));
     Eventually(seconds(5), [&] { return std::chrono::steady_clock::now() >= moment; });
   }
-  std::string Folder() const { return store_->File("team/far"); }
+  // The job's folder, read as a program does.
+  std::unique_ptr<store::ObjectStore> Folder() const {
+    absl::StatusOr<std::unique_ptr<store::ObjectStore>> opened = store::OpenStore(Store() + "/far");
+    EXPECT_TRUE(opened.ok()) << opened.status();
+    return *std::move(opened);
+  }
+  std::vector<std::string> Names(const store::ObjectStore& folder) const {
+    std::vector<std::string> names;
+    const auto entries = folder.List("");
+    for (const store::ListedEntry& entry : entries.value_or(std::vector<store::ListedEntry>())) {
+      names.push_back(entry.name);
+    }
+    return names;
+  }
   // COMMIT of each step that is there; none lies in a save that is under way.
-  std::map<std::string, std::string> Commits() {
+  std::map<std::string, std::string> Commits() const {
     std::map<std::string, std::string> commits;
-    for (const auto& entry : EntriesUnder(Folder())) {
-      const std::string name = entry.path().parent_path().filename();
-      if (entry.path().filename() == "COMMIT" &&
-          entry.path().parent_path() == Folder() / std::filesystem::path(name)) {
-        commits[name] = ReadText(entry.path());
+    const std::unique_ptr<store::ObjectStore> folder = Folder();
+    for (const std::string& name : Names(*folder)) {
+      if (absl::StartsWith(name, "step-") && !absl::EndsWith(name, ".tmp")) {
+        const auto text = store::ReadFile(*folder, name + "/COMMIT", 64 << 10);
+        if (text.ok()) {  // else retention takes it this moment
+          commits[name] = *text;
+        }
       }
     }
     return commits;
   }
   bool Saving() const {
-    std::error_code gone;
-    for (const auto& entry : std::filesystem::directory_iterator(Folder(), gone)) {
-      if (absl::EndsWith(entry.path().string(), ".tmp")) {
-        return true;
-      }
-    }
-    return false;
+    const std::vector<std::string> names = Names(*Folder());
+    return std::any_of(names.begin(), names.end(), [](const std::string& name) {
+      return absl::EndsWith(name, ".tmp");
+    });
   }
   // A commit that was seen before is as it was, or gone by retention; a new one is added.
   void CheckCommits() {
     for (const auto& [name, text] : Commits()) {
       const auto [known, added] = seen_.emplace(name, text);
-      if (!text.empty()) {  // else retention takes it this moment
-        EXPECT_EQ(known->second, text) << name << " was committed twice";
-      }
+      EXPECT_EQ(known->second, text) << name << " was committed twice";
     }
     const absl::StatusOr<JobView> view = cluster_->Get("far");
     ASSERT_TRUE(view.ok()) << view.status();
@@ -172,18 +203,19 @@ class StoreKillsTest : public ::testing::Test {
   }
 
   std::unique_ptr<MiniCluster> cluster_;
-  std::unique_ptr<StoreProcess> store_;
+  std::unique_ptr<StoreProcess> store_;  // else s3_
+  std::unique_ptr<S3Server> s3_;
   std::mt19937 random_;
   std::map<std::string, std::string> seen_;
   int64_t committed_ = -1;
 };
 
-TEST_F(StoreKillsTest, NothingIsTornOrLostWheneverAProgramDies) {
+TEST_P(StoreKillsTest, NothingIsTornOrLostWheneverAProgramDies) {
   const int64_t seed = EnvironmentNumber("RAVEL_SEED", 20);
   const int64_t each = EnvironmentNumber("RAVEL_KILLS", 1);
   std::cout << "seed " << seed << ", kills of each program " << each << "\n";
   random_.seed(static_cast<uint32_t>(seed));
-  ASSERT_EQ(cluster_->Submit(EndlessJob("far", store_->Url("team"), kSaveEvery)), absl::OkStatus());
+  ASSERT_EQ(cluster_->Submit(EndlessJob("far", Store(), kSaveEvery)), absl::OkStatus());
   int64_t during_a_save = 0;
   int64_t step = 0;
   for (const Victim victim : Victims(each)) {
@@ -205,6 +237,11 @@ TEST_F(StoreKillsTest, NothingIsTornOrLostWheneverAProgramDies) {
             << seen_.size() << " commits seen\n";
   CompareWithUndisturbed(steps->rbegin()->first, steps->rbegin()->second);
 }
+
+INSTANTIATE_TEST_SUITE_P(Stores,
+                         StoreKillsTest,
+                         ::testing::Values("ravel", "s3"),
+                         [](const auto& test) { return test.param; });
 
 }  // namespace
 }  // namespace ravel::testing

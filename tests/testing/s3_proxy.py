@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """A proxy before an S3 server that fails on purpose; needs nothing but Python 3.9.
 
-    s3_proxy.py PORT_FILE UPSTREAM_PORT EVERY
+    s3_proxy.py PORT_FILE UPSTREAM_PORT EVERY [PORT]
 
 Of each EVERY changing requests one is answered 503 and not passed on, and one is passed on and its answer dropped, as a
 time-out after success looks to the client. Of the conditional ones another is answered 409, as if two came at once and
@@ -14,6 +14,7 @@ import sys
 import threading
 
 PORT_FILE, UPSTREAM, EVERY = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+PORT = int(sys.argv[4]) if len(sys.argv) > 4 else 0
 LOCK = threading.Lock()
 COUNT = 0
 
@@ -77,7 +78,7 @@ class Proxy(http.server.BaseHTTPRequestHandler):
         pass
 
 
-server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Proxy)
+server = http.server.ThreadingHTTPServer(("127.0.0.1", PORT), Proxy)
 with open(PORT_FILE + ".part", "w") as file:
     file.write(f"{server.server_port}\n")
 os.rename(PORT_FILE + ".part", PORT_FILE)

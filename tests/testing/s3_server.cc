@@ -3,6 +3,7 @@
 #include <chrono>
 #include <cstdlib>
 #include <filesystem>
+#include <system_error>
 
 #include <absl/strings/numbers.h>
 #include <absl/strings/str_cat.h>
@@ -29,9 +30,9 @@ openssl x509 -req -in server.csr -CA ca.pem -CAkey ca.key -copy_extensions copy 
 
 absl::StatusOr<std::unique_ptr<S3Server>> S3Server::Start() {
   std::unique_ptr<S3Server> made(new S3Server);
-  ASSIGN_OR_RETURN(const int server_port, made->StartServer({}, "http://127.0.0.1:"));
-  ASSIGN_OR_RETURN(const int port, made->StartProxy(server_port));
-  made->SetEnvironment(absl::StrCat("http://127.0.0.1:", port));
+  ASSIGN_OR_RETURN(made->server_port_, made->StartServer({}, "http://127.0.0.1:"));
+  ASSIGN_OR_RETURN(made->proxy_port_, made->StartProxy(0));
+  made->SetEnvironment(absl::StrCat("http://127.0.0.1:", made->proxy_port_));
   return made;
 }
 
@@ -49,6 +50,11 @@ absl::StatusOr<std::unique_ptr<S3Server>> S3Server::StartSecure() {
   made->SetEnvironment(absl::StrCat("https://localhost:", port));
   made->environment_["RAVEL_S3_CA"] = folder + "/ca.pem";
   return made;
+}
+
+absl::Status S3Server::KillAndStart() {
+  proxy_.reset();
+  return StartProxy(proxy_port_).status();
 }
 
 void S3Server::SetEnvironment(const std::string& endpoint) {
@@ -99,11 +105,18 @@ absl::StatusOr<int> S3Server::StartServer(const std::vector<std::string>& more,
                              : absl::UnavailableError(absl::StrCat("bucket: ", made.err));
 }
 
-absl::StatusOr<int> S3Server::StartProxy(int server_port) {
+absl::StatusOr<int> S3Server::StartProxy(int known) {
   const std::string port_file = scratch_.path() + "/proxy.port";
+  std::error_code gone;
+  std::filesystem::remove(port_file, gone);
   ProcessOptions options;
-  options.arguments = {
-      "/usr/bin/env", "python3", RAVEL_S3_PROXY, port_file, std::to_string(server_port), kFailsOf};
+  options.arguments = {"/usr/bin/env",
+                       "python3",
+                       RAVEL_S3_PROXY,
+                       port_file,
+                       std::to_string(server_port_),
+                       kFailsOf,
+                       std::to_string(known)};
   options.output_path = options.error_path = scratch_.path() + "/proxy.log";
   ASSIGN_OR_RETURN(proxy_, ChildProcess::Start(options));
   int port = 0;

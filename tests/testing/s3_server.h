@@ -23,6 +23,10 @@ class S3Server {
   // certificate is good for bucket.localhost, too.
   static absl::StatusOr<std::unique_ptr<S3Server>> StartSecure();
 
+  // SIGKILL to the proxy, with all that it was about to pass on, and another at its address: what a
+  // client sees of a service that dies. The objects stay.
+  absl::Status KillAndStart();
+
   // Its address and the keys to it, for programs and for setenv.
   const std::map<std::string, std::string>& environment() const { return environment_; }
 
@@ -31,12 +35,15 @@ class S3Server {
   // `more`: arguments of the server; `address`: how its log begins a URL.
   absl::StatusOr<int> StartServer(const std::vector<std::string>& more, const std::string& address);
   void SetEnvironment(const std::string& endpoint);
-  absl::StatusOr<int> StartProxy(int server_port);
+  // `known`: its port; 0: a free one.
+  absl::StatusOr<int> StartProxy(int known);
 
   ScratchFolder scratch_;
   std::unique_ptr<ChildProcess> server_;
   std::unique_ptr<ChildProcess> proxy_;
   std::map<std::string, std::string> environment_;
+  int server_port_ = 0;
+  int proxy_port_ = 0;
 };
 
 }  // namespace ravel::testing

@@ -376,11 +376,9 @@ absl::Status VerifySeals(const plan::SavePlan& plan,
 std::string MeshText(std::span<const ckpt::MeshAxisRecord> mesh) {
   std::vector<std::string> axes;
   for (const ckpt::MeshAxisRecord& axis : mesh) {
-    if (axis.size > 1) {
-      axes.push_back(absl::StrCat(axis.name, " ", axis.size));
-    }
+    axes.push_back(absl::StrCat(axis.name, " ", axis.size));
   }
-  return axes.empty() ? "shard 1" : absl::StrJoin(axes, ", ");
+  return absl::StrJoin(axes, ", ");
 }
 
 ckpt::Manifest BuildManifest(const plan::SavePlan& plan,

@@ -31,7 +31,7 @@ struct SaveContext {
   int64_t ranks = 0;                       // of it
 };
 
-// "shard 2, tensor 2": the axes of more than one rank; "shard 1" without any.
+// "replicate 2, shard 1": every axis of the job, as in listings of a folder.
 std::string MeshText(std::span<const ckpt::MeshAxisRecord> mesh);
 
 // All seals of a save against its plan: one per writer, the same (step, epoch, attempt) and plan

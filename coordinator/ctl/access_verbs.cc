@@ -55,7 +55,7 @@ int RunLogin(const LoginOptions& options) {
   }
   std::string name = options.context;
   if (name.empty()) {
-    name = address->host.find(':') == std::string::npos ? address->host : "coordinator";
+    name = ContextNameOf(*address, options.coordinator);
   }
   // Before the token is spent.
   const absl::StatusOr<std::string> path = ContextPath(name);

@@ -25,6 +25,7 @@
 #include "common/store/open_store.h"
 #include "common/time_text.h"
 #include "coordinator/ctl/checkpoints.h"
+#include "coordinator/ctl/path_text.h"
 #include "coordinator/saves/checkpoint_pins.h"
 
 namespace ravel::ctl {
@@ -180,6 +181,7 @@ class Copy {
 absl::StatusOr<std::unique_ptr<ObjectStore>> OpenTarget(const std::string& text) {
   std::string url = text;
   if (!store::IsRemoteStore(text)) {
+    RETURN_IF_ERROR(CheckIsPath("TO", text));
     std::error_code error;
     const std::string path(absl::StripPrefix(text, "file://"));
     url = std::filesystem::absolute(path, error).lexically_normal().string();

@@ -35,6 +35,7 @@
 #include "common/time_text.h"
 #include "coordinator/ctl/checkpoints.h"
 #include "coordinator/ctl/held_folder.h"
+#include "coordinator/ctl/path_text.h"
 #include "coordinator/ctl/quantized_weights.h"
 #include "coordinator/saves/checkpoint_pins.h"
 
@@ -475,6 +476,7 @@ absl::StatusOr<std::filesystem::path> Destination(const CheckpointExportOptions&
   if (options.dtype != DType::kF32 && options.dtype != DType::kBF16) {
     return absl::InvalidArgumentError("--dtype: expected f32 or bf16");
   }
+  RETURN_IF_ERROR(CheckIsPath("--output", options.output));
   std::error_code error;
   const std::string text(absl::StripPrefix(options.output, "file://"));
   std::filesystem::path output = std::filesystem::absolute(text, error).lexically_normal();

@@ -79,6 +79,19 @@ std::vector<std::string> ContextNames() {
   return names;
 }
 
+std::string ContextNameOf(const HostPort& address, const std::string& coordinator) {
+  const std::string host =
+      address.host.find(':') == std::string::npos ? address.host : "coordinator";
+  const absl::StatusOr<std::string> path = ContextPath(host);
+  std::error_code error;
+  if (!path.ok() || !std::filesystem::exists(*path, error)) {
+    return host;  // saving it says what is wrong
+  }
+  const absl::StatusOr<coordinator::ContextFile> known = coordinator::ReadContext(*path);
+  return known.ok() && known->coordinator == coordinator ? host
+                                                         : absl::StrCat(host, "-", address.port);
+}
+
 absl::Status SaveContext(const std::string& name, const coordinator::ContextFile& context) {
   ASSIGN_OR_RETURN(const std::string path, ContextPath(name));
   const bool ours = name.find('/') == std::string::npos;

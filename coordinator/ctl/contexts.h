@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "common/net_address.h"
 #include "common/status.h"
 #include "coordinator/ctl/endpoint.h"
 
@@ -19,6 +20,9 @@ absl::StatusOr<std::string> ContextPath(const std::string& name);
 std::string CurrentContext();
 absl::Status UseContext(const std::string& name);
 std::vector<std::string> ContextNames();
+// The name of a context that is new: the host of its coordinator, HOST-PORT where another
+// coordinator of that host has the name, "coordinator" for an IPv6 address.
+std::string ContextNameOf(const HostPort& address, const std::string& coordinator);
 // Writes it, makes its folder (0700) when there is none.
 absl::Status SaveContext(const std::string& name, const coordinator::ContextFile& context);
 

@@ -20,6 +20,7 @@
 #include "common/utf8.h"
 #include "coordinator/ctl/bpe_trainer.h"
 #include "coordinator/ctl/mapped_text.h"
+#include "coordinator/ctl/path_text.h"
 #include "coordinator/ctl/tokenizer.h"
 
 namespace ravel::ctl {
@@ -82,6 +83,7 @@ class Preparer {
       : request_(request), progress_(progress) {}
 
   absl::StatusOr<PrepareResult> Run() {
+    RETURN_IF_ERROR(CheckOutput());
     RETURN_IF_ERROR(CheckNoOldValidation());
     RETURN_IF_ERROR(OpenInputs());
     RETURN_IF_ERROR(MakeTokenizer());
@@ -116,6 +118,17 @@ class Preparer {
   }
 
  private:
+  // Files are named PREFIX.bin and so on: a folder would get hidden ones.
+  absl::Status CheckOutput() const {
+    RETURN_IF_ERROR(CheckIsPath("--output", request_.output));
+    return request_.output.ends_with('/')
+               ? absl::InvalidArgumentError(absl::StrCat("--output: \"",
+                                                         request_.output,
+                                                         "\": expected a prefix of files, such as ",
+                                                         request_.output,
+                                                         "tokens"))
+               : absl::OkStatus();
+  }
   absl::Status OpenInputs() {
     for (const std::string& path : request_.inputs) {
       ASSIGN_OR_RETURN(MappedText text, MappedText::Open(path));

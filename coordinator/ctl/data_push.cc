@@ -20,6 +20,7 @@
 #include "common/store/file_store.h"
 #include "common/store/open_store.h"
 #include "common/token_check.h"
+#include "coordinator/ctl/path_text.h"
 
 namespace ravel::ctl {
 namespace {
@@ -263,6 +264,7 @@ absl::StatusOr<std::string> ManifestThere(const ObjectStore& target, const std::
 absl::StatusOr<std::unique_ptr<ObjectStore>> OpenTarget(const std::string& text) {
   std::string url = text;
   if (!store::IsRemoteStore(text)) {
+    RETURN_IF_ERROR(CheckIsPath("URL", text));
     std::error_code error;
     const std::string path(absl::StripPrefix(text, "file://"));
     url = fs::absolute(path, error).lexically_normal().string();

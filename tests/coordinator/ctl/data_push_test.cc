@@ -1,15 +1,20 @@
 #include "coordinator/ctl/data_push.h"
 
+#include <cstdlib>
 #include <filesystem>
 #include <string>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "common/certificate.h"
 #include "common/crypto.h"
 #include "common/fault_point.h"
+#include "common/net_address.h"
 #include "common/store/file_store.h"
+#include "coordinator/ctl/contexts.h"
 #include "coordinator/ctl/data_prepare.h"
+#include "coordinator/ctl/path_text.h"
 #include "tests/testing/process.h"
 
 namespace ravel::ctl {
@@ -38,6 +43,53 @@ class DataPushTest : public ::testing::Test {
 
   testing::ScratchFolder scratch_;
 };
+
+TEST_F(DataPushTest, AMistypedUrlIsNoFolder) {
+  for (const char* url :
+       {"http://x/y", "gs://b/c", "S3://b/c", "s3:/b/c", "ravel:/127.0.0.1:1/a"}) {
+    const auto refused = PushData({.source = Path("web"), .to = url}, nullptr);
+    EXPECT_TRUE(absl::IsInvalidArgument(refused.status())) << url << refused.status();
+    EXPECT_THAT(std::string(refused.status().message()), HasSubstr(url));
+    EXPECT_TRUE(absl::IsInvalidArgument(CheckIsPath("TO", url)));
+  }
+  for (const char* path : {"/a/b", "a:b", "./gs:/b", "file:///a", "a b/c:/d", "x"}) {
+    EXPECT_EQ(CheckIsPath("TO", path), absl::OkStatus()) << path;
+  }
+  EXPECT_FALSE(CheckIsPath("TO", "file://a").ok()) << "a host, or a path that is not absolute";
+  EXPECT_FALSE(CheckIsPath("TO", "").ok());
+}
+
+TEST_F(DataPushTest, AFolderIsNoPrefixOfFiles) {
+  PrepareRequest request;
+  request.inputs = {Path("text")};
+  for (const std::string& output : {Path(""), std::string("/"), std::string("s3://b/c")}) {
+    request.output = output;
+    const auto refused = PrepareData(request, [](const char*, int64_t, int64_t) {});
+    EXPECT_TRUE(absl::IsInvalidArgument(refused.status())) << output << refused.status();
+    EXPECT_FALSE(std::filesystem::exists(output + ".bin")) << output;
+  }
+}
+
+TEST(ContextNames, AnotherCoordinatorOfAHostDoesNotReplaceTheFirst) {
+  const testing::ScratchFolder scratch;
+  setenv("RAVEL_CONFIG_DIR", scratch.path().c_str(), 1);
+  const auto name_of = [](const std::string& address) {
+    return ContextNameOf(*ParseHostPort(address), address);
+  };
+  EXPECT_EQ(name_of("127.0.0.1:17170"), "127.0.0.1");
+  const absl::StatusOr<Authority> made = MakeAuthority("ann", 0, int64_t{4'000'000'000} * 1000);
+  ASSERT_TRUE(made.ok()) << made.status();
+  ASSERT_EQ(SaveContext("127.0.0.1",
+                        {.coordinator = "127.0.0.1:17170",
+                         .authority = made->certificate,
+                         .certificate = made->certificate,
+                         .key = made->key}),
+            absl::OkStatus());
+  EXPECT_EQ(name_of("127.0.0.1:17170"), "127.0.0.1") << "it logs in again";
+  EXPECT_EQ(name_of("127.0.0.1:17270"), "127.0.0.1-17270");
+  EXPECT_EQ(name_of("[::1]:7070"), "coordinator");
+  unsetenv("RAVEL_CONFIG_DIR");
+}
 
 TEST_F(DataPushTest, AllFilesAndTheirDigestsAreThere) {
   const absl::StatusOr<DataPushResult> result = Push();

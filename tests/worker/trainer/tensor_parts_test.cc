@@ -26,7 +26,10 @@
 namespace ravel::trainer {
 namespace {
 
-constexpr int64_t kSteps = 4;
+// More of them in the slow label.
+int64_t Steps() {
+  return std::getenv("RAVEL_EVERY_CASE") != nullptr ? 20 : 4;
+}
 
 // Four query heads; Llama and Qwen have two key heads.
 plan::JobSpec PartsJob(const StrategyCase& tested, const std::string& model, int64_t parts) {
@@ -47,7 +50,7 @@ plan::JobSpec PartsJob(const StrategyCase& tested, const std::string& model, int
 
 Recording RecordParts(const StrategyCase& tested, const std::string& model, int64_t parts) {
   RecordArgs args = ArgsOf(tested, PartsJob(tested, model, parts));
-  args.last_step = kSteps;
+  args.last_step = Steps();
   args.evaluate_every_step = true;
   return Record(args);
 }
@@ -217,7 +220,7 @@ void ExpectRanksHaveTheBitsOfOne(const std::string& model,
   const auto record = [&](const StrategyCase& tested) {
     RecordArgs args = ArgsOf(tested, PartsJob(tested, model, 4));
     change(args.spec);
-    args.last_step = kSteps;
+    args.last_step = Steps();
     args.evaluate_every_step = true;
     return Record(args);
   };

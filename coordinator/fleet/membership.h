@@ -69,7 +69,7 @@ struct LostNode {
   bool left = false;    // it ended in order
 };
 
-// What the coordinator knows of a node's trainers when its stream closes.
+// Trainers that the coordinator knows on a node when its stream closes.
 enum class NodeLoad { kIdle, kHasTrainers };
 
 // The newest message of a stream that has arrived, also while nobody has looked at it; 0: not

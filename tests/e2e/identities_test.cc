@@ -82,7 +82,7 @@ class IdentitiesTest : public ::testing::Test {
   std::unique_ptr<SecureCluster> cluster_;
 };
 
-// Of the README, from empty folders: init, ravel-coordinator, enrol, join, ravel-worker.
+// The README's five, from empty folders: init, ravel-coordinator, enrol, join, ravel-worker.
 TEST_F(IdentitiesTest, FiveCommandsMakeAClusterInSeconds) {
   const auto begin = std::chrono::steady_clock::now();
   ASSERT_NO_FATAL_FAILURE(Start());

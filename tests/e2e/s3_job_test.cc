@@ -38,9 +38,7 @@ class S3JobTest : public ::testing::Test {
     }
     ASSERT_TRUE(server.ok()) << server.status();
     server_ = *std::move(server);
-    for (const auto& [name, value] : server_->environment()) {
-      setenv(name.c_str(), value.c_str(), 1);  // for all programs of the test
-    }
+    server_->UseHere();
     absl::StatusOr<std::unique_ptr<MiniCluster>> started = MiniCluster::Start();
     ASSERT_TRUE(started.ok()) << started.status();
     cluster_ = std::move(*started);

@@ -48,9 +48,7 @@ class StoreKillsTest : public ::testing::TestWithParam<std::string> {
       }
       ASSERT_TRUE(server.ok()) << server.status();
       s3_ = *std::move(server);
-      for (const auto& [name, value] : s3_->environment()) {
-        setenv(name.c_str(), value.c_str(), 1);  // for all programs of the test
-      }
+      s3_->UseHere();
     }
     absl::StatusOr<std::unique_ptr<MiniCluster>> started = MiniCluster::Start();
     ASSERT_TRUE(started.ok()) << started.status();

@@ -43,9 +43,7 @@ class TwoCoordinatorsTest : public ::testing::TestWithParam<std::string> {
       }
       ASSERT_TRUE(server.ok()) << server.status();
       server_ = *std::move(server);
-      for (const auto& [name, value] : server_->environment()) {
-        setenv(name.c_str(), value.c_str(), 1);  // for all programs of the test
-      }
+      server_->UseHere();
     }
     absl::StatusOr<std::unique_ptr<MiniCluster>> started = MiniCluster::Start();
     ASSERT_TRUE(started.ok()) << started.status();

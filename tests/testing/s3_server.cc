@@ -57,6 +57,12 @@ absl::Status S3Server::KillAndStart() {
   return StartProxy(proxy_port_).status();
 }
 
+void S3Server::UseHere() const {
+  for (const auto& [name, value] : environment_) {
+    setenv(name.c_str(), value.c_str(), 1);
+  }
+}
+
 void S3Server::SetEnvironment(const std::string& endpoint) {
   const std::string keys = scratch_.path() + "/credentials";
   WriteText(keys,

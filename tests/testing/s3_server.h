@@ -27,7 +27,9 @@ class S3Server {
   // client sees of a service that dies. The objects stay.
   absl::Status KillAndStart();
 
-  // Its address and the keys to it, for programs and for setenv.
+  // Points this process, and the programs that it starts, to the server.
+  void UseHere() const;
+  // Its address and the keys to it, for programs.
   const std::map<std::string, std::string>& environment() const { return environment_; }
 
  private:

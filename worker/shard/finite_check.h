@@ -55,7 +55,8 @@ class FiniteCheck final : public InstructionObserver {
                         const std::vector<TensorView>& views,
                         const char* role);
   void CheckUnit(const BoundInstruction& bound);
-  // What this rank's gathered buffer has of a tensor, with offsets from the tensor's start there.
+  // Returns the parts of a tensor in this rank's gathered buffer; offsets count from its start
+  // there.
   std::vector<plan::OwnedPiece> PartsOf(plan::TensorId tensor) const;
   // Parts of tensors at `base`.
   void CheckPieces(const char* role,

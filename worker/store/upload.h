@@ -71,7 +71,7 @@ class Upload {
   absl::Status OpenPart(int64_t offset, int64_t expected_bytes);
   absl::Status ReadChecksum(int64_t offset);
 
-  // Of the thread: writes what Start hands over.
+  // The thread runs it: it writes what Start hands over.
   void WriteInTurn();
   // Writes all of `data` at `offset`; the bytes that went past the page cache.
   absl::StatusOr<int64_t> Put(std::string_view data, int64_t offset);

@@ -1,6 +1,6 @@
 #pragma once
 
-// What the uploads of a store share: the account of its quota, and the checksums of parts.
+// The uploads of a store share the account of its quota and the checksums of parts.
 
 #include <cstdint>
 #include <map>

@@ -11,8 +11,9 @@
 namespace ravel::trainer {
 namespace {
 
-// What is wrong with this thread's arithmetic; "" if nothing. Volatile: the compiler would compute
-// the answer itself. Results are compared as bits, since comparisons read subnormals as zero, too.
+// Names what is wrong with this thread's arithmetic; "" if nothing. Volatile: the compiler would
+// compute the answer itself. Results are compared as bits, since comparisons read subnormals as
+// zero, too.
 std::string Objection() {
   const volatile float smallest_normal = std::numeric_limits<float>::min();
   const volatile float smallest = std::numeric_limits<float>::denorm_min();

@@ -103,9 +103,7 @@ class S3StoreTest : public ::testing::Test {
       return;
     }
     ASSERT_TRUE(server_->ok()) << server_->status();
-    for (const auto& [name, value] : (**server_)->environment()) {
-      setenv(name.c_str(), value.c_str(), 1);
-    }
+    (**server_)->UseHere();
   }
 
   static inline absl::StatusOr<std::unique_ptr<testing::S3Server>>* server_ = nullptr;
@@ -229,9 +227,7 @@ TEST(S3SecureTest, ServersOfAnAuthorityThatIsNamedAreSpokenToInEitherStyle) {
     return;
   }
   ASSERT_TRUE(server.ok()) << server.status();
-  for (const auto& [name, value] : (*server)->environment()) {
-    setenv(name.c_str(), value.c_str(), 1);
-  }
+  (*server)->UseHere();
   std::string content((17 << 20) + 5, 's');
   for (const char* style : {"path", "virtual"}) {
     setenv("RAVEL_S3_STYLE", style, 1);

@@ -51,7 +51,7 @@ TEST(AccessStoreTest, RevokedRowsOfVersion1AreEndedEnrolments) {
   }
 }
 
-// While the coordinator has it open; no one but its user may read the copy.
+// The coordinator has it open meanwhile; no one but its user may read the copy.
 TEST(AccessStoreTest, ABackupHasTheIdentitiesOfItsTime) {
   const testing::ScratchFolder scratch;
   const auto store = SqliteAccessStore::Open(scratch.path());

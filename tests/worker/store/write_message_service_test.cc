@@ -19,7 +19,7 @@
 namespace ravel::store_server {
 namespace {
 
-// In slices of `piece` bytes.
+// The bytes in slices of `piece` bytes.
 grpc::ByteBuffer Slices(std::string_view bytes, size_t piece) {
   std::vector<grpc::Slice> slices;
   for (size_t at = 0; at < bytes.size(); at += piece) {

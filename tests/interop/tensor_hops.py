@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """transformers opens the export of every step of a job that went on from mesh to mesh, (2,2) -> 4x1 -> 1x4 -> 3x1 -> 2x2, and
-finds the weights of a run on one rank; torch's Hugging Face reader finds them in the steps themselves.
+finds the weights of a run on one rank; torch's Hugging Face reader finds them in the steps themselves, in one process and, of
+the steps of (2,2), in processes on four other meshes.
 
     RAVEL_BIN_DIR=build/cuda/bin RAVEL_TENSOR_PARTS_TEST=build/cuda/tests/worker/trainer/worker_tensor_parts_test \\
         build/interop-venv/bin/python tests/interop/tensor_hops.py
@@ -14,6 +15,7 @@ import tempfile
 
 import torch
 import torch.distributed.checkpoint as dcp
+import torch_meshes
 from torch.distributed.checkpoint import HuggingFaceStorageReader
 from transformers import AutoModelForCausalLM
 
@@ -45,7 +47,7 @@ def check_reader(step, model):
     dcp.load(state, storage_reader=HuggingFaceStorageReader(str(step / "model")), no_dist=True)
     for name, value in state.items():
         assert torch.equal(value, model.state_dict()[name]), name
-    return len(state)
+    return state
 
 
 def check(model, scratch):
@@ -63,7 +65,11 @@ def check(model, scratch):
             assert torch.equal(value, expected[name]), (model, mesh, name)
         ids = torch.arange(16).reshape(1, 16) % got.config.vocab_size
         assert torch.isfinite(got(ids).logits).all()
-        print(f"{model} {mesh} step {step}: {len(expected)} tensors equal in transformers, {check_reader(here, got)} in torch's reader")
+        read = check_reader(here, got)
+        print(f"{model} {mesh} step {step}: {len(expected)} tensors equal in transformers, {len(read)} in torch's reader", flush=True)
+        if mesh == "2x2":
+            torch_meshes.check(here / "model", read, scratch)
+            print(f"{model} {mesh} step {step}: equal in torch on the meshes {torch_meshes.MESHES}", flush=True)
 
 
 def main():

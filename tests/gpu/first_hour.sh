@@ -18,6 +18,7 @@ steps=(
   "speed of our kernels and gemms alone|--suite own_speed"
   "one 8B job: time of a step by instruction, then by graphs|--suite one_job"
   "the rest of the training step|--suite gpu_engine_test"
+  "state of the optimizer in the host's memory|--suite gpu_offload_test"
   "the programs as a cluster|--suite services"
   "losses against PyTorch|--suite loss_parity"
   "collectives between processes|--suite gpu_nccl_test"
@@ -26,7 +27,9 @@ steps=(
   "GPT-2 124M against PyTorch|--suite none --bench G4 --pairs 1 --work WORK"
   "kernels against PyTorch|--suite none --bench G5 --pairs 1"
   "gemms against PyTorch|--suite none --bench G6 --pairs 1"
+  "steps with that state on the host, against the device|--suite none --bench G7 --pairs 1"
   "a killed trainer of four|--suite lost_trainer"
+  "trainers killed within an update on the host|--suite lost_in_offload"
   "layers that trainers share|--suite shared_layers"
 )
 

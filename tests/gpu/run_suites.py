@@ -23,6 +23,7 @@ PASSED, FAILED, BAD_USE, NO_DEVICE, REFUSED = 0, 1, 2, 3, 4
 COMPUTE = "9.0"  # the one architecture a bundle has code for
 # A program or script with its arguments, and seconds.
 COMMAND_SUITES = {"services": (["tests/gpu/services_test.py"], 300), "lost_trainer": (["tests/gpu/lost_trainer.py"], 600),
+                  "lost_in_offload": (["tests/gpu/lost_trainer.py", "--offload", "1"], 600),
                   "shared_layers": (["tests/gpu/shared_layers.py"], 300),
                   "loss_parity": (["tests/gpu/loss_parity.py"], 900), "own_speed": (["bin/gpu_speed", "G5", "G6"], 600),
                   "one_job": (["tests/gpu/one_job.py"], 600)}

@@ -54,8 +54,10 @@ absl::StatusOr<std::string> ChooseTransport(plan::Transport wanted,
     return std::string("local");
   }
   std::set<std::string> hosts;
+  std::set<std::string> nodes;
   for (const RankPlace& place : places) {
     hosts.insert(HostOf(place.host_id, place.node_id));
+    nodes.insert(place.node_id);
   }
   const bool one_host = hosts.size() == 1;
   switch (wanted) {
@@ -71,7 +73,11 @@ absl::StatusOr<std::string> ChooseTransport(plan::Transport wanted,
     case plan::Transport::kAuto:
       break;
   }
-  return std::string(one_host ? "shm" : "gloo");
+  if (one_host) {
+    return std::string("shm");
+  }
+  // Trainers of one daemon share memory.
+  return std::string(nodes.size() < places.size() ? "mixed" : "gloo");
 }
 
 absl::StatusOr<std::string> TransportOf(bool cpu_devices,

@@ -39,8 +39,9 @@ int64_t ChooseSize(const plan::JobSpec& spec, int64_t free);
 // what is offered.
 std::vector<RankPlace> PlaceRanks(int64_t size, std::vector<NodeOffer> offers);
 
-// `local` for one rank; as forced by the spec; else shm when all ranks share a host, gloo when they
-// do not. Forced shm over several hosts is FailedPrecondition naming them.
+// `local` for one rank; as forced by the spec; else shm when all ranks share a host; when they do
+// not, mixed where a node has several of them, and gloo where none has. Forced shm over several
+// hosts is FailedPrecondition naming them.
 absl::StatusOr<std::string> ChooseTransport(plan::Transport wanted,
                                             const std::vector<RankPlace>& places);
 // The same by kind of device: GPUs talk through nccl, wherever they are.

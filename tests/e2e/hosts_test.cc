@@ -28,6 +28,7 @@ namespace {
 
 using std::chrono::seconds;
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 constexpr int kWorkers = 4;
 constexpr int kStoreHost = kWorkers + 1;
@@ -115,7 +116,7 @@ TEST_F(HostsTest, TwoHostsTrainWhatOneTrains) {
   const std::vector<std::string> four = Train(Job("four", 4));
   EXPECT_EQ(four, one);
   EXPECT_THAT(cluster_->Ctl({"events", "one"}).out, HasSubstr("over shm"));
-  EXPECT_THAT(cluster_->Ctl({"events", "four"}).out, HasSubstr("over gloo"));
+  EXPECT_THAT(cluster_->Ctl({"events", "four"}).out, HasSubstr("over mixed"));
   EXPECT_THAT(cluster_->Ctl({"nodes", "list", "-o", "json"}).out, HasSubstr(hosts_->Address(2)));
 
   const RunResult exported = cluster_->Ctl({"checkpoints",
@@ -125,6 +126,30 @@ TEST_F(HostsTest, TwoHostsTrainWhatOneTrains) {
                                             cluster_->folder() + "/model"});
   EXPECT_EQ(exported.exit_code, 0) << exported.err;
   EXPECT_TRUE(std::filesystem::exists(cluster_->folder() + "/model/model.safetensors"));
+}
+
+// The ranks that share each layer lie on one host and have its memory; gradients go between hosts.
+TEST_F(HostsTest, SharedLayersHaveSharedMemoryWithinAHost) {
+  Start(false);
+  if (IsSkipped() || HasFatalFailure()) {
+    return;
+  }
+  TinyJob two = Job("two", 2);
+  two.parallelism = "tensor: 2";
+  TinyJob four = Job("four", 4);
+  four.parallelism = "tensor: 2";
+  TinyJob tcp = Job("tcp", 4);
+  tcp.parallelism = "tensor: 2";
+  tcp.transport = "gloo";
+  const std::vector<std::string> one_host = Train(two);
+  ASSERT_EQ(one_host.size(), 12u);
+  EXPECT_EQ(Train(four), one_host);
+  EXPECT_EQ(Train(tcp), one_host);
+  EXPECT_THAT(cluster_->Ctl({"events", "four"}).out, HasSubstr("over mixed"));
+  const std::string log = cluster_->Ctl({"logs", "four"}).out;
+  EXPECT_THAT(log, HasSubstr("group tensor.gather over shm"));
+  EXPECT_THAT(log, HasSubstr("over gloo"));
+  EXPECT_THAT(cluster_->Ctl({"logs", "tcp"}).out, Not(HasSubstr("over shm")));
 }
 
 TEST_F(HostsTest, AddressesMayBeOfIPv6) {

@@ -1,9 +1,9 @@
 #pragma once
 
 // Collectives between the ranks of one group. Implementations: local (ranks as threads of one
-// process), shm (processes of one host), gloo (TCP), device_local (ranks as threads on one CUDA
-// device), nccl (CUDA devices). All ranks must issue the same calls in the same order; a rolling
-// hash of the calls is checked.
+// process), shm (processes of one host), gloo (TCP), mixed (TCP, and shm within hosts),
+// device_local (ranks as threads on one CUDA device), nccl (CUDA devices). All ranks must issue the
+// same calls in the same order; a rolling hash of the calls is checked.
 //
 // The arena of a device communicator lies on its device, and tensor collectives (AllGather,
 // ExchangePieces, ReleasePieces) are work of a stream: they wait for what that stream was given
@@ -79,7 +79,7 @@ class Communicator {
 
   virtual int rank() const = 0;
   virtual int size() const = 0;
-  // "local", "shm", "gloo", "device_local", "nccl"
+  // "local", "shm", "gloo", "mixed", "device_local", "nccl"
   virtual const char* transport() const = 0;
   // kCuda: the arena lies on a device, and tensor collectives take a stream of that device.
   virtual kernels::Backend backend() const { return kernels::Backend::kCpu; }

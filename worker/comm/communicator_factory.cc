@@ -7,6 +7,7 @@
 
 #include "worker/comm/gloo_communicator.h"
 #include "worker/comm/local_communicator.h"
+#include "worker/comm/mixed_communicator.h"
 #include "worker/comm/nccl_communicator.h"
 #include "worker/comm/shm_communicator.h"
 
@@ -29,13 +30,17 @@ absl::StatusOr<std::unique_ptr<Communicator>> CreateCommunicator(
   if (options.transport == "shm") {
     return CreateShmCommunicator(options.rank, options.size, options.rendezvous);
   }
+  const GlooOptions gloo = {.rank = options.rank,
+                            .size = options.size,
+                            .rendezvous = options.rendezvous,
+                            .host_address = options.host_address,
+                            .ports = options.ports,
+                            .timeout = options.timeout};
   if (options.transport == "gloo") {
-    return CreateGlooCommunicator({.rank = options.rank,
-                                   .size = options.size,
-                                   .rendezvous = options.rendezvous,
-                                   .host_address = options.host_address,
-                                   .ports = options.ports,
-                                   .timeout = options.timeout});
+    return CreateGlooCommunicator(gloo);
+  }
+  if (options.transport == "mixed") {
+    return CreateMixedCommunicator({.gloo = gloo, .host_key = {}});
   }
   if (options.transport == "nccl") {
     return CreateNcclCommunicator({.rank = options.rank,
@@ -48,7 +53,7 @@ absl::StatusOr<std::unique_ptr<Communicator>> CreateCommunicator(
                                    .check_collectives = options.check_collectives});
   }
   return absl::InvalidArgumentError(
-      absl::StrCat("transport ", options.transport, ": expected local, shm, gloo or nccl"));
+      absl::StrCat("transport ", options.transport, ": expected local, shm, gloo, mixed or nccl"));
 }
 
 }  // namespace ravel::comm

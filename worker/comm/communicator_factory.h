@@ -15,14 +15,14 @@
 namespace ravel::comm {
 
 struct CommunicatorOptions {
-  std::string transport;  // "local" (one rank), "shm", "gloo", "nccl"
+  std::string transport;  // "local" (one rank), "shm", "gloo", "mixed", "nccl"
   int rank = 0;
   int size = 1;
   Rendezvous rendezvous = {};     // not used by "local"
-  std::string host_address = {};  // gloo: address of this host that peers can reach
-  PortRange ports = {};           // gloo: see GlooOptions
+  std::string host_address = {};  // gloo, mixed: address of this host that peers can reach
+  PortRange ports = {};           // gloo, mixed: see GlooOptions
   std::chrono::milliseconds timeout =
-      std::chrono::seconds(30);  // gloo: bound of set-up and of each transfer
+      std::chrono::seconds(30);  // gloo, mixed: bound of set-up and of each transfer
   // nccl: see NcclOptions.
   kernels::CudaGpu* gpu = nullptr;
   std::chrono::milliseconds setup_timeout = std::chrono::minutes(2);

@@ -33,25 +33,50 @@ std::span<const std::byte> BytesOf(const void* data, int64_t bytes) {
 
 SharedMemoryCommunicator::Root::Root(std::shared_ptr<SharedSegment> its_segment,
                                      int its_rank,
-                                     int its_size)
+                                     std::vector<int> its_names,
+                                     CollectiveLedger* its_ledger)
     : segment(std::move(its_segment)),
       rank(its_rank),
-      size(its_size),
+      size(static_cast<int>(its_names.size())),
+      names(std::move(its_names)),
+      ledger(its_ledger == nullptr ? own_ledger : *its_ledger),
       domain(*reinterpret_cast<GroupHeader*>(segment->block()), segment) {}
+
+std::vector<int> SharedMemoryCommunicator::Root::NamesOf(const std::vector<int>& ranks) const {
+  std::vector<int> named;
+  for (const int of_rank : ranks) {
+    named.push_back(At(names, of_rank));
+  }
+  return named;
+}
 
 SharedMemoryCommunicator::SharedMemoryCommunicator(std::shared_ptr<SharedSegment> segment,
                                                    int rank,
                                                    int size)
     : SharedMemoryCommunicator(
-          std::make_shared<Root>(segment, rank, size),
-          Member{.group = WholeGroup(size), .rank = rank, .block = segment->block()}) {}
+          std::make_shared<Root>(segment, rank, WholeGroup(size).members, nullptr),
+          Member{.name = WholeGroup(size).name,
+                 .ranks = WholeGroup(size).members,
+                 .rank = rank,
+                 .block = segment->block()}) {}
+
+SharedMemoryCommunicator::SharedMemoryCommunicator(std::shared_ptr<SharedSegment> segment,
+                                                   int rank,
+                                                   HostRanks host)
+    : SharedMemoryCommunicator(
+          std::make_shared<Root>(segment, rank, host.ranks, &host.ledger),
+          Member{.name = "host",
+                 .ranks = WholeGroup(static_cast<int>(host.ranks.size())).members,
+                 .rank = rank,
+                 .block = segment->block()}) {}
 
 SharedMemoryCommunicator::SharedMemoryCommunicator(std::shared_ptr<Root> root, Member member)
     : root_(std::move(root)),
+      ranks_(std::move(member.ranks)),
       rank_(member.rank),
-      size_(static_cast<int>(member.group.members.size())),
+      size_(static_cast<int>(ranks_.size())),
       is_root_(member.block == root_->segment->block()),
-      log_(root_->ledger.Open(std::move(member.group))),
+      log_(root_->ledger.Open({.name = std::move(member.name), .members = root_->NamesOf(ranks_)})),
       block_({.memory = member.block,
               .rank = rank_,
               .size = size_,
@@ -65,7 +90,8 @@ SharedMemoryCommunicator::SharedMemoryCommunicator(std::shared_ptr<Root> root, M
 
 SharedMemoryCommunicator::~SharedMemoryCommunicator() {
   // Fails this group alone: others may still have work that does not need this rank.
-  FailGroup(block_.header(), absl::AbortedError(absl::StrCat("rank ", root_->rank, " left")));
+  FailGroup(block_.header(),
+            absl::AbortedError(absl::StrCat("rank ", At(root_->names, root_->rank), " left")));
 }
 
 void SharedMemoryCommunicator::Abort(std::string_view reason) {
@@ -142,10 +168,12 @@ absl::Status SharedMemoryCommunicator::AgreeOnSizes(const ArenaSizes& sizes) {
   for (int r = 1; r < size_; ++r) {
     if (text(At(all, r)) != text(all[0])) {
       return absl::FailedPreconditionError(
-          absl::StrCat("arena sizes (private/symmetric/common bytes) differ: rank 0 wants ",
+          absl::StrCat("arena sizes (private/symmetric/common bytes) differ: rank ",
+                       root_->names[0],
+                       " wants ",
                        text(all[0]),
                        ", rank ",
-                       r,
+                       At(root_->names, r),
                        " wants ",
                        text(At(all, r))));
     }
@@ -157,7 +185,7 @@ absl::Status SharedMemoryCommunicator::AgreeOnSizes(const ArenaSizes& sizes) {
 absl::Status SharedMemoryCommunicator::AllSucceeded(const IssueRecord& issue,
                                                     const absl::Status& mine) {
   if (!mine.ok()) {
-    root_->domain.Fail(Annotate(mine, absl::StrCat("rank ", rank_)));
+    root_->domain.Fail(Annotate(mine, absl::StrCat("rank ", At(root_->names, rank_))));
     return mine;
   }
   return Meet(issue, -1);
@@ -285,7 +313,7 @@ absl::StatusOr<std::unique_ptr<Communicator>> SharedMemoryCommunicator::Split(
   const IssueRecord issue = log_->Next(CollectiveKind::kSplit, {}, SplitAmount(options));
   ASSIGN_OR_RETURN(const std::vector<int> leaders, AgreeOnGroups(issue, options));
   // The blocks of all groups, in the order of their first members.
-  Member member = {.group = {.name = options.name, .members = options.members}};
+  Member member = {.name = options.name, .ranks = options.members};
   int64_t own_offset = 0;
   int64_t block_bytes = 0;
   std::vector<int64_t> offsets;
@@ -315,10 +343,9 @@ absl::StatusOr<std::unique_ptr<Communicator>> SharedMemoryCommunicator::Split(
 
 // The same verdict on every rank: their positions in equal layouts are equal.
 bool SharedMemoryCommunicator::IsSharedSlice(const AllGatherOptions& options) const {
-  const std::vector<int>& members = log_->group().members;
   const int64_t shard_bytes = options.shard_elements * options.element_bytes;
   const auto* gathered = reinterpret_cast<const std::byte*>(options.gathered);
-  if (root_->base == nullptr || root_->CopyOf(members.front()) != root_->CopyOf(members.back())) {
+  if (root_->base == nullptr || root_->CopyOf(ranks_.front()) != root_->CopyOf(ranks_.back())) {
     return false;
   }
   return gathered >= root_->own_common() &&

@@ -23,6 +23,13 @@ class SharedMemoryCommunicator final : public Communicator {
   // shared_ptr because the ranks of a local group hold the same segment, and any of them may go
   // last.
   SharedMemoryCommunicator(std::shared_ptr<SharedSegment> segment, int rank, int size);
+  // Ranks of one host that are some of a larger group. Messages and the ledger name them by their
+  // ranks there.
+  struct HostRanks {
+    std::vector<int> ranks;    // of the larger group, ascending; index: rank here
+    CollectiveLedger& ledger;  // of the larger group; outlives this
+  };
+  SharedMemoryCommunicator(std::shared_ptr<SharedSegment> segment, int rank, HostRanks host);
   // Peers that still wait for this rank are told that it left.
   ~SharedMemoryCommunicator() override;
 
@@ -49,15 +56,22 @@ class SharedMemoryCommunicator final : public Communicator {
  private:
   // State that a rank's communicators share.
   struct Root {
-    Root(std::shared_ptr<SharedSegment> its_segment, int its_rank, int its_size);
+    Root(std::shared_ptr<SharedSegment> its_segment,
+         int its_rank,
+         std::vector<int> its_names,
+         CollectiveLedger* its_ledger);
     std::byte* symmetric_of(int of_rank) const { return base + symmetric_begin + of_rank * stride; }
     std::byte* own_common() const { return base + CopyOf(rank) * common_stride; }
     int64_t CopyOf(int of_rank) const { return of_rank * sizes.common_copies / size; }
+    // The names of these ranks, in the same order.
+    std::vector<int> NamesOf(const std::vector<int>& ranks) const;
 
     std::shared_ptr<SharedSegment> segment;
     int rank;
     int size;
-    CollectiveLedger ledger;
+    std::vector<int> names;  // by rank, for messages
+    CollectiveLedger own_ledger;
+    CollectiveLedger& ledger;
     AbortDomain domain;
     // The arena: the common copies, then the symmetric parts in rank order.
     bool allocated = false;
@@ -69,7 +83,8 @@ class SharedMemoryCommunicator final : public Communicator {
     int64_t stride = 0;
   };
   struct Member {
-    IssueLog::Group group;
+    std::string name;
+    std::vector<int> ranks;  // of the root
     int rank = 0;
     std::byte* block = nullptr;
   };
@@ -98,6 +113,7 @@ class SharedMemoryCommunicator final : public Communicator {
                                                             int64_t block_bytes);
 
   const std::shared_ptr<Root> root_;
+  const std::vector<int> ranks_;  // of the root, by rank here
   const int rank_;
   const int size_;
   const bool is_root_;

@@ -132,8 +132,6 @@ void RankEngine::MakeExecutor() {
 absl::Status RankEngine::OpenParts() {
   const plan::ShardingPlan& plan = args_.plan;
   comm::Communicator& communicator = args_.communicator;
-  ASSIGN_OR_RETURN(communicators_,
-                   shard::MeshCommunicators::Create(communicator, plan.mesh, plan.moves));
   buffers_ =
       std::make_unique<shard::ArenaBuffers>(plan, communicator, backend_->offloaded().data());
   groups_.reserve(plan.groups.size());
@@ -152,6 +150,10 @@ absl::Status RankEngine::SetUp() {
   }
   loader_ = *std::move(loader);
   RETURN_IF_ERROR(WithCode(backend_->OpenOffload(), ExitCode::kData));
+  // Before the arena: groups within a host decide whose memory it is (comm/mixed_communicator.h).
+  ASSIGN_OR_RETURN(
+      communicators_,
+      shard::MeshCommunicators::Create(args_.communicator, args_.plan.mesh, args_.plan.moves));
   RETURN_IF_ERROR(AllocateArena());
   RETURN_IF_ERROR(OpenParts());
   MakeOptimizer();

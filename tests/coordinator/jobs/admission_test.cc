@@ -43,6 +43,9 @@ TEST(AdmissionTest, TransportFollowsPlacementUnlessForced) {
   EXPECT_EQ(*ChooseTransport(Transport::kGloo, one), "local");
   EXPECT_EQ(*ChooseTransport(Transport::kAuto, near), "shm");
   EXPECT_EQ(*ChooseTransport(Transport::kAuto, far), "gloo");
+  const std::vector<RankPlace> both = {{"a", "h", "", 0}, {"a", "h", "", 1}, {"b", "g", "", 0}};
+  EXPECT_EQ(*ChooseTransport(Transport::kAuto, both), "mixed") << "a has two";
+  EXPECT_EQ(*ChooseTransport(Transport::kGloo, both), "gloo");
   EXPECT_EQ(*ChooseTransport(Transport::kAuto, unknown), "gloo")
       << "who does not know its host shares nothing";
   EXPECT_EQ(*ChooseTransport(Transport::kGloo, near), "gloo");
@@ -62,6 +65,7 @@ TEST(AdmissionTest, GpusTalkThroughNcclWhereverTheyAre) {
   EXPECT_EQ(*TransportOf(spec, {place, place}), "shm");
   EXPECT_TRUE(SharesMemory("shm"));
   EXPECT_FALSE(SharesMemory("gloo"));
+  EXPECT_FALSE(SharesMemory("mixed")) << "ranks of other hosts read nothing in place";
 }
 
 TEST(RendezvousBoardTest, TheSetIsCompleteWithTheLastRecordAndInRankOrder) {

@@ -11,6 +11,7 @@
 #include "tests/worker/comm/nccl_testing.h"
 #include "worker/comm/communicator_factory.h"
 #include "worker/comm/local_communicator.h"
+#include "worker/comm/mixed_communicator.h"
 
 namespace ravel::comm {
 namespace {
@@ -170,6 +171,16 @@ std::unique_ptr<Communicator> MakeCommunicator(const std::string& transport,
                                     .check_collectives = true});
     EXPECT_TRUE(hosted.ok()) << hosted.status();
     return hosted.ok() ? std::move(hosted).value() : nullptr;
+  }
+  if (transport == "mixed") {
+    auto mixed = CreateMixedCommunicator({.gloo = {.rank = rank,
+                                                   .size = size,
+                                                   .rendezvous = rendezvous,
+                                                   .host_address = "127.0.0.1",
+                                                   .timeout = kTestTimeout},
+                                          .host_key = absl::StrCat("host ", rank / 2)});
+    EXPECT_TRUE(mixed.ok()) << mixed.status();
+    return mixed.ok() ? std::move(mixed).value() : nullptr;
   }
   auto group = CreateCommunicator({.transport = transport,
                                    .rank = rank,

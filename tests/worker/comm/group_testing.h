@@ -32,7 +32,8 @@ class Board {
   size_t published_ = 0;
 };
 
-// The communicator of one rank; fails the test when it cannot be made.
+// The communicator of one rank; fails the test when it cannot be made. Of "mixed", two ranks are on
+// one host.
 std::unique_ptr<Communicator> MakeCommunicator(const std::string& transport,
                                                int rank,
                                                int size,

@@ -169,7 +169,9 @@ TEST_P(ProcessGroupTest, AbortReleasesSurvivorsOfAKilledRank) {
   EXPECT_LT(quickest_ms, 500);
 }
 
-INSTANTIATE_TEST_SUITE_P(Transports, ProcessGroupTest, ::testing::Values("shm", "gloo", "nccl"));
+INSTANTIATE_TEST_SUITE_P(Transports,
+                         ProcessGroupTest,
+                         ::testing::Values("shm", "gloo", "mixed", "nccl"));
 
 TEST(ShmProcessGroupTest, NothingIsLeftAfterAllRanksAreKilled) {
   ProcessGroup group("shm", 2, [](Communicator& own) {

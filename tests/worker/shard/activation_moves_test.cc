@@ -344,7 +344,7 @@ TEST_P(ActivationMoves, EveryRankHasTheSumsOfItsGroup) {
                         .data_ranks = tested.data_ranks,
                         .tensor_ranks = tested.tensor_ranks,
                         .chunks = tested.chunks,
-                        .shared_memory = tested.transport != "gloo"});
+                        .shared_memory = tested.transport == "local" || tested.transport == "shm"});
   ASSERT_TRUE(plan.ok()) << plan.status();
   RunRanks(tested.transport, static_cast<size_t>(plan->ranks), [&](comm::Communicator& group) {
     std::vector<std::string> faults;
@@ -362,7 +362,7 @@ TEST_P(ActivationMoves, EveryRankHasTheSumsOfItsGroup) {
 std::vector<MovesCase> AllMoves() {
   std::vector<MovesCase> cases;
   int turn = 0;
-  for (const char* transport : {"local", "shm", "gloo"}) {
+  for (const char* transport : {"local", "shm", "gloo", "mixed"}) {
     for (const plan::Strategy strategy : {plan::Strategy::kNoShard,
                                           plan::Strategy::kOptim,
                                           plan::Strategy::kOptimGrads,

@@ -202,10 +202,10 @@ class TensorSums : public ::testing::TestWithParam<SumsCase> {};
 
 TEST_P(TensorSums, AreTreesOverTheRanksThatShareAWeight) {
   const SumsCase& tested = GetParam();
-  const absl::StatusOr<plan::ShardingPlan> plan =
-      plan::BuildShardingPlan({.spec = SumsJob(tested),
-                               .ranks = tested.data_ranks * kTensorRanks,
-                               .shared_memory = tested.transport != "gloo"});
+  const absl::StatusOr<plan::ShardingPlan> plan = plan::BuildShardingPlan(
+      {.spec = SumsJob(tested),
+       .ranks = tested.data_ranks * kTensorRanks,
+       .shared_memory = tested.transport == "local" || tested.transport == "shm"});
   ASSERT_TRUE(plan.ok()) << plan.status();
   RunRanks(tested.transport, static_cast<size_t>(plan->ranks), [&](comm::Communicator& group) {
     std::string fault;
@@ -236,7 +236,7 @@ std::vector<SumsCase> AllSums() {
                                         plan::Strategy::kOptim,
                                         plan::Strategy::kOptimGrads,
                                         plan::Strategy::kOptimGradsParams}) {
-    for (const char* transport : {"local", "shm", "gloo"}) {
+    for (const char* transport : {"local", "shm", "gloo", "mixed"}) {
       cases.push_back({.transport = transport,
                        .strategy = strategy,
                        .data_ranks = turn % 3 + 1,

@@ -54,12 +54,12 @@ void RunRanks(const std::string& transport,
 
 absl::Status RunPrograms(const ProgramRun& run, comm::Communicator& communicator) {
   const plan::ShardingPlan& plan = run.plan;
+  ASSIGN_OR_RETURN(MeshCommunicators mesh,
+                   MeshCommunicators::Create(communicator, plan.mesh, plan.moves));
   RETURN_IF_ERROR(communicator.AllocateArena({.private_bytes = plan.memory.private_bytes,
                                               .symmetric_bytes = plan.memory.symmetric_bytes,
                                               .common_bytes = plan.memory.common_bytes,
                                               .common_copies = plan.lanes.replicas}));
-  ASSIGN_OR_RETURN(MeshCommunicators mesh,
-                   MeshCommunicators::Create(communicator, plan.mesh, plan.moves));
   const ArenaBuffers buffers(plan, communicator);
   ParameterGroups groups;
   groups.reserve(plan.groups.size());

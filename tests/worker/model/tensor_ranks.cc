@@ -15,6 +15,7 @@
 #include "kernels/part_sum.h"
 #include "kernels/scalar/bfloat16.h"
 #include "tests/worker/model/segment_watch.h"
+#include "tests/worker/model/tensor_mistakes.h"
 #include "tests/worker/model/unit_of_rank.h"
 
 namespace ravel::model {
@@ -27,19 +28,26 @@ using plan::UnitPass;
 
 constexpr int64_t kChunkTokens = 5;  // of logits; the last chunk is shorter
 
-plan::ModelInventory InventoryOf(const RankTestModel& model, const TensorCut& cut) {
+plan::ModelInventory InventoryOf(const RankTestModel& model,
+                                 const TensorCut& cut,
+                                 Mistake mistake) {
   plan::ModelInventory inventory = plan::BuildInventory(
       *plan::ValidateModelConfig(model.config), model.shape, model.recompute, cut);
-  plan::ReserveLogits(kChunkTokens, model.shape, inventory);
+  const int64_t degree = mistake == Mistake::kLogitsByRank ? cut.degree : 1;
+  plan::ReserveLogits(degree * kChunkTokens, model.shape, inventory);
   plan::NarrowActivations(model.dtype, inventory);
   plan::ReserveTensorParts(inventory);
+  if (mistake == Mistake::kHeadNormsInOrder) {
+    DropHeadNormLeaves(inventory);
+  }
   return inventory;
 }
 
 // Memory of one rank, and its modules. The head may have another cut.
 struct Rank {
-  Rank(const RankTestModel& model, const TensorCut& cut, const TensorCut& head_cut)
-      : inventory(InventoryOf(model, cut)), head_inventory(InventoryOf(model, head_cut)) {
+  Rank(const RankTestModel& model, const TensorCut& cut, const TensorCut& head_cut, Mistake mistake)
+      : inventory(InventoryOf(model, cut, mistake)),
+        head_inventory(InventoryOf(model, head_cut, mistake)) {
     for (const plan::UnitId unit : inventory.units.ids()) {
       units.push_back(std::make_unique<UnitOfRank>(Of(unit), unit, model.dtype));
     }
@@ -114,7 +122,7 @@ class Ranks {
       TensorCut head_cut = cut;
       cut.parts = mistake == Mistake::kSumByRank ? degree : cut.parts;
       head_cut.parts = mistake == Mistake::kLossByRank ? degree : cut.parts;
-      ranks_.push_back(std::make_unique<Rank>(model, cut, head_cut));
+      ranks_.push_back(std::make_unique<Rank>(model, cut, head_cut, mistake));
     }
   }
 
@@ -136,6 +144,9 @@ class Ranks {
       }
       output_ = m == 0 || mistake_ == Mistake::kFoldMicroBatches ? kernels::Output::kOverwrite
                                                                  : kernels::Output::kAccumulate;
+      if (m == 0 && mistake_ == Mistake::kHeadNormsInOrder) {
+        StartFromZero();
+      }
       for (size_t i = units.size(); i-- > 0;) {
         const plan::UnitId unit = static_cast<int>(i);
         if (!units[unit].remade.empty()) {
@@ -210,25 +221,34 @@ class Ranks {
     const Module& module = *rank.modules[unit];
     const WeightGradients gradients = At(rank.units, unit.value())->Gradients(output_);
     const bool backward = pass == UnitPass::kBackward;
+    const Mistaken mistaken = {
+        .mistake = mistake_, .inventory = rank.Of(unit), .unit = unit, .memory = memory};
     SegmentWatch watch(model_.without);
-    watch.Run(
-        {.inventory = rank.Of(unit),
-         .unit = unit,
-         .pass = pass,
-         .segment = segment,
-         .memory = memory,
-         .gradients = backward ? gradients.views : std::vector<TensorView>()},
-        [&] {
-          if (!backward) {
-            module.RunSegment(rank.stream, memory, pass, segment.kind);
-          } else if (output_ == kernels::Output::kOverwrite) {
-            module.RunSegment(
-                rank.stream, memory, segment.kind, TypedOf<FreshGradient>(gradients.views));
-          } else {
-            module.RunSegment(
-                rank.stream, memory, segment.kind, TypedOf<AccumulatingGradient>(gradients.views));
-          }
-        });
+    watch.Run({.inventory = rank.Of(unit),
+               .unit = unit,
+               .pass = pass,
+               .segment = segment,
+               .memory = memory,
+               .gradients = backward ? gradients.views : std::vector<TensorView>()},
+              [&] {
+                if (!backward) {
+                  module.RunSegment(rank.stream, memory, pass, segment.kind);
+                  AfterForward(mistaken, segment.kind);
+                  return;
+                }
+                const auto run = [&](kernels::Output output) {
+                  if (output == kernels::Output::kOverwrite) {
+                    module.RunSegment(
+                        rank.stream, memory, segment.kind, TypedOf<FreshGradient>(gradients.views));
+                  } else {
+                    module.RunSegment(rank.stream,
+                                      memory,
+                                      segment.kind,
+                                      TypedOf<AccumulatingGradient>(gradients.views));
+                  }
+                };
+                RunBackward(mistaken, segment.kind, output_, run);
+              });
     if (!watch.fault().empty()) {
       Fault(watch.fault());
     }
@@ -278,6 +298,16 @@ class Ranks {
         std::memcpy(RowsOf(target, from.first_row, from.rows.size[0]).data,
                     from.rows.data,
                     static_cast<size_t>(bytes));
+      }
+    }
+  }
+
+  // Gradients that are then added to: x + -0 is x, of -0 too.
+  void StartFromZero() {
+    output_ = kernels::Output::kAccumulate;
+    for (const std::unique_ptr<Rank>& rank : ranks_) {
+      for (const std::unique_ptr<UnitOfRank>& unit : rank->units) {
+        unit->FillGradients(-0.0f);
       }
     }
   }
@@ -345,10 +375,13 @@ class Ranks {
         shares[to].push_back(local[from]);
       });
     }
+    const bool partial = tensor.cut.partial_gradient ||
+                         (mistake_ == Mistake::kPositionsByRank &&
+                          ranks_[0]->inventory.units[unit].kind == plan::UnitKind::kPositions);
     std::vector<float> whole;
     for (std::vector<float>& share : shares) {
       CHECK(!share.empty());
-      for (; tensor.cut.partial_gradient && share.size() > 1; share.resize(share.size() / 2)) {
+      for (; partial && share.size() > 1; share.resize(share.size() / 2)) {
         for (size_t at = 0; 2 * at < share.size(); ++at) {
           share[at] = share[2 * at] + share[2 * at + 1];
         }

@@ -26,6 +26,13 @@ enum class Mistake {
   kFoldMicroBatches,   // leaves are added before micro-batches are
   kPlusZero,           // rows of the table that a rank lacks are +0
   kFirstRows,          // of a sum that is not gathered: every rank keeps the first rank's tokens
+  kMembersAsOne,       // part p of a bundle is the p-th range of all its members' columns
+  kSharedHeadByRank,   // a rank adds dk and dv of a key head over all its query heads at once
+  kHeadNormsInOrder,   // gradients of q/k norms are added part after part, not as a tree
+  kLogitsByRank,       // a chunk of logits takes the same bytes on each rank
+  kWeightsByChunk,     // a weight gradient is a product of each chunk of tokens
+  kPositionsByRank,    // a rank adds position gradients of its own tokens, then ranks are added
+  kEmptyBlockOfZeros,  // a block of the vocabulary without rows has a largest logit of 0
 };
 
 struct RankTestModel {

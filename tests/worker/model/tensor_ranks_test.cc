@@ -3,9 +3,12 @@
 
 #include "tests/worker/model/tensor_ranks.h"
 
+#include <algorithm>
+#include <cstdio>
 #include <set>
 #include <tuple>
 
+#include <absl/strings/str_cat.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -247,26 +250,81 @@ TEST(TensorParts, NoUseOfASegmentOfOwnTokensCanBeLeftOut) {
   ExpectEveryUseIsNeeded(true);
 }
 
-TEST(TensorParts, EachRuleOfTheOrderIsNeeded) {
-  const RankTestModel model = ModelOf(plan::ArchitectureKind::kQwen3, 2);
-  const RankResults one = RunRanks(model, 1);
-  for (const Mistake mistake :
-       {Mistake::kSumByRank, Mistake::kLossByRank, Mistake::kFoldMicroBatches}) {
-    EXPECT_THAT(Differences(one, RunRanks(model, 2, mistake)), Not(IsEmpty()))
-        << static_cast<int>(mistake);
-  }
-  RankTestModel narrow = model;
+// One rule of the order of sums, and a model whose bits then depend on the number of ranks.
+struct OrderRule {
+  const char* rule;
+  Mistake without;
+  RankTestModel model;
+  std::vector<int64_t> degrees;  // on which they differ from one rank's
+  bool one_follows = false;      // one rank keeps to the rule: without it, all would alike
+};
+
+std::vector<OrderRule> OrderRules() {
+  using plan::ArchitectureKind;
+  const RankTestModel qwen3 = ModelOf(ArchitectureKind::kQwen3, 2);
+  const RankTestModel llama = ModelOf(ArchitectureKind::kLlama, 2);
+  RankTestModel narrow = qwen3;
   narrow.dtype = DType::kBF16;
-  EXPECT_THAT(Differences(RunRanks(narrow, 1), RunRanks(narrow, 2, Mistake::kRoundBeforeAdding)),
-              Not(IsEmpty()));
-  EXPECT_THAT(Differences(one, RunRanks(model, 4, Mistake::kPlusZero)), Not(IsEmpty()));
-  RankTestModel own_tokens = model;
+  RankTestModel own_tokens = qwen3;
   own_tokens.sequence = true;
-  for (const Mistake mistake :
-       {Mistake::kSumByRank, Mistake::kFoldMicroBatches, Mistake::kFirstRows}) {
-    EXPECT_THAT(Differences(one, RunRanks(own_tokens, 2, mistake)), Not(IsEmpty()))
-        << static_cast<int>(mistake);
+  RankTestModel gpt2 = ModelOf(ArchitectureKind::kGpt2, 8);
+  gpt2.sequence = true;
+  RankTestModel chunks = llama;
+  chunks.chunks = 3;
+  // Logits of a token may both be below 0, the maximum that an empty block must not have.
+  RankTestModel two_words = ModelOf(ArchitectureKind::kQwen2, 8);
+  two_words.config.vocab_size = 2;
+  return {
+      {"products are summed part by part", Mistake::kSumByRank, qwen3, {2, 4}},
+      {"the same of own tokens", Mistake::kSumByRank, own_tokens, {2, 4}},
+      {"a sum is rounded once, with the residual", Mistake::kRoundBeforeAdding, narrow, {2, 4}},
+      {"a sum stays with the owner of its tokens", Mistake::kFirstRows, own_tokens, {2, 4}},
+      {"a part of a bundle is a share of each member", Mistake::kMembersAsOne, llama, {2}},
+      {"key heads below P have a leaf of each part", Mistake::kSharedHeadByRank, llama, {2}},
+      {"q/k norms are a tree over parts",
+       Mistake::kHeadNormsInOrder,
+       ModelOf(ArchitectureKind::kQwen3, 4),
+       {2, 4}},
+      {"leaves add micro-batches first", Mistake::kFoldMicroBatches, qwen3, {2, 4}, true},
+      {"the same of own tokens", Mistake::kFoldMicroBatches, own_tokens, {2, 4}, true},
+      {"the loss is of vocabulary blocks", Mistake::kLossByRank, qwen3, {2, 4}},
+      {"a chunk of logits is of the whole vocabulary", Mistake::kLogitsByRank, llama, {2, 4}},
+      {"an empty block has the maximum -inf", Mistake::kEmptyBlockOfZeros, two_words, {2, 4}},
+      {"rows that a rank lacks are -0", Mistake::kPlusZero, qwen3, {2, 4}},
+      {"positions are summed in token order", Mistake::kPositionsByRank, gpt2, {2, 4}},
+      {"a weight gradient is one product of all chunks", Mistake::kWeightsByChunk, chunks, {2, 4}},
+  };
+}
+
+// Without one rule the bits of two or four ranks are not those of one, and with all of them they
+// are. A rank of four has one part alone, so that the order in it needs no rule of parts.
+TEST(TensorParts, EachRuleOfTheOrderIsNeeded) {
+  std::string table;
+  for (const OrderRule& row : OrderRules()) {
+    absl::StrAppend(&table, row.rule, ":");
+    const RankResults one = RunRanks(row.model, 1);
+    const RankResults one_without = row.one_follows ? one : RunRanks(row.model, 1, row.without);
+    for (const int64_t degree : {2, 4}) {
+      EXPECT_THAT(Differences(one, RunRanks(row.model, degree)), IsEmpty())
+          << row.rule << " on " << degree;
+      const std::vector<std::string> differ =
+          Differences(one_without, RunRanks(row.model, degree, row.without));
+      const bool expected =
+          std::find(row.degrees.begin(), row.degrees.end(), degree) != row.degrees.end();
+      EXPECT_EQ(!differ.empty(), expected) << "without " << row.rule << " on " << degree;
+      absl::StrAppend(&table,
+                      "  T = ",
+                      degree,
+                      ": ",
+                      differ.size(),
+                      " differ",
+                      differ.empty() ? "" : ", as " + differ.front());
+    }
+    table += "\n";
   }
+  // An empty block's sum of 0 is added, which changes no bit of a sum above it: nothing to leave
+  // out.
+  std::printf("Results that differ from one rank's without a rule:\n%s", table.c_str());
 }
 
 }  // namespace

@@ -3,6 +3,7 @@
 // One unit of a model on one rank of a tensor axis: the rank's share of each weight, its gradients,
 // and memory for its activations.
 
+#include <algorithm>
 #include <cstdint>
 #include <limits>
 #include <string>
@@ -225,6 +226,13 @@ class UnitOfRank {
   const Cut& cut(size_t i) const { return cuts_[i]; }
   TensorView Gradient(size_t i) { return View(gradients_.data() + offsets_[i], i, DType::kF32); }
   const plan::UnitSpec& spec() const { return spec_; }
+  // Gradients, and the leaves that they are added from.
+  void FillGradients(float value) {
+    std::fill(gradients_.begin(), gradients_.end(), value);
+    for (const TensorView& leaf : Views(spec_.leaves, leaves_)) {
+      std::fill_n(leaf.As<float>(), leaf.elements(), value);
+    }
+  }
 
   static std::vector<TensorView> Views(const std::vector<plan::ActivationSpec>& specs,
                                        std::vector<std::byte>& storage) {

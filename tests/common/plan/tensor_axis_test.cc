@@ -210,8 +210,8 @@ TEST(TensorAxisPlan, RefusesWhatItCannotCut) {
   EXPECT_THAT(refusal(wide, 16), HasSubstr("determinism.tensorParts"));
 }
 
-// 70 B parameters on 512 devices as 64 x 8. The bound is for sanitizers and busy machines; the
-// design's is 0.5 s of an optimised build.
+// 70 B parameters on 512 devices as 64 x 8: in half a second of processor time, where the build is
+// optimised and has no sanitizer.
 TEST(TensorAxisPlan, Llama70bOn64Times8) {
   JobSpec spec = CutSpec(testing::Llama70b(), 8, 1, Strategy::kOptimGradsParams);
   spec.virtual_ranks = 64;
@@ -225,7 +225,7 @@ TEST(TensorAxisPlan, Llama70bOn64Times8) {
   const double seconds = 1e-3 * (ravel::testing::ProcessCpuMs() - before);
   ASSERT_TRUE(plan.ok()) << plan.status();
   RecordProperty("seconds", std::to_string(seconds));
-  EXPECT_LT(seconds, 4.0);
+  EXPECT_LT(seconds, RAVEL_MOST_PLAN_SECONDS);
   EXPECT_EQ(plan->mesh.Text(), "shard 64 x tensor 8");
 }
 

@@ -306,9 +306,9 @@ class TreeReader {
   }
 
   // True for names that `ravelctl get|describe -o yaml` prints but no job file sets: state, step,
-  // uid, events...
+  // uid, mesh, events...
   static bool IsKnownToServerOnly(const std::string& name) {
-    return name == kSchemaVersion || name == "events" || name == "olderEvents" ||
+    return name == kSchemaVersion || name == "events" || name == "olderEvents" || name == "mesh" ||
            FindField(v1::Job::descriptor(), name) != nullptr;
   }
 

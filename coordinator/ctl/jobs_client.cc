@@ -2,6 +2,7 @@
 // call is tried again with the same request, and so the same request id: a change happens once.
 #include "coordinator/ctl/jobs_client.h"
 
+#include <algorithm>
 #include <chrono>
 #include <set>
 #include <thread>
@@ -29,6 +30,26 @@ constexpr auto kCallTimeout = std::chrono::seconds(30);
 constexpr int kTries = 4;
 constexpr auto kTryPause = std::chrono::milliseconds(250);
 
+// The axes that the planner makes of the job's devices: `replicate` and `tensor` where they are
+// more than one, and `shard` always.
+std::vector<MeshAxisView> MeshOf(const v1::Job& job) {
+  const int64_t replicas = std::max<int64_t>(1, job.spec().parallelism().replicas());
+  const int64_t tensor = std::max<int64_t>(1, job.spec().parallelism().tensor());
+  if (!job.has_spec() || job.world_size() < 1 || job.world_size() % replicas != 0 ||
+      job.world_size() / replicas % tensor != 0) {
+    return {};
+  }
+  std::vector<MeshAxisView> axes = {
+      {.name = "shard", .size = job.world_size() / replicas / tensor}};
+  if (replicas > 1) {
+    axes.insert(axes.begin(), {.name = "replicate", .size = replicas});
+  }
+  if (tensor > 1) {
+    axes.push_back({.name = "tensor", .size = tensor});
+  }
+  return axes;
+}
+
 // Without the document, which costs more than all the rest.
 JobView ToPlainView(const v1::Job& job) {
   JobView view;
@@ -41,6 +62,7 @@ JobView ToPlainView(const v1::Job& job) {
   view.epoch = job.epoch();
   view.attempt = job.attempt();
   view.world_size = job.world_size();
+  view.mesh = MeshOf(job);
   view.step = job.step();
   view.total_steps = job.total_steps();
   view.loss = job.loss();

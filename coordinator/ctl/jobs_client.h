@@ -37,6 +37,12 @@ struct GemmPathView {
   std::string path;   // "fp8_tensor"
 };
 
+// One axis of the mesh of devices that runs a job.
+struct MeshAxisView {
+  std::string name;
+  int64_t size = 1;
+};
+
 struct JobView {
   std::string uid;
   std::string namespace_name;
@@ -64,6 +70,8 @@ struct JobView {
   int64_t skipped_saves = 0;
   std::vector<ConditionView> conditions;
   std::vector<GemmPathView> gemm_paths;  // of quantized matrices
+  // Outermost axis first; empty while the job has no devices, or where its spec was not asked for.
+  std::vector<MeshAxisView> mesh;
   json::Value document;
 
   bool terminal() const {

@@ -222,7 +222,7 @@ json::Value DescribeDocument(const JobView& job, const NewestEvents& newest) {
   for (const EventView& event : newest.events) {
     events.push_back(event.document);
   }
-  document.Set("events", std::move(events));
+  document.Set("mesh", MeshDocument(job.mesh)).Set("events", std::move(events));
   document.Set("olderEvents", newest.older);
   return document;
 }
@@ -316,6 +316,7 @@ int RunDescribe(const CommonOptions& common, const std::string& name) {
   facts.AddRow(
       {"Epoch",
        absl::StrCat(job->epoch, ", attempt ", job->attempt, ", ", job->restarts, " restarts")});
+  facts.AddRow({"Mesh", job->mesh.empty() ? "-" : MeshText(job->mesh)});
   for (const GemmPathView& path : job->gemm_paths) {
     facts.AddRow({absl::StrCat("Gemm path, ", path.gemms), path.path});
   }
@@ -507,7 +508,7 @@ int RunTop(const CommonOptions& common) {
     return exit_code;
   }
   const bool table = common.format == Format::kTable;
-  const absl::StatusOr<std::vector<JobView>> jobs = client->List({"*", "", ActiveStates(), !table});
+  const absl::StatusOr<std::vector<JobView>> jobs = client->List({"*", "", ActiveStates(), true});
   if (!jobs.ok()) {
     return Report(jobs.status());
   }
@@ -523,6 +524,7 @@ int RunTop(const CommonOptions& common) {
     json::Array job_documents;
     for (const JobView& job : *jobs) {
       job_documents.push_back(job.document);
+      job_documents.back().Set("mesh", MeshDocument(job.mesh));
     }
     json::Array node_documents;
     for (const NodeView& node : *nodes) {
@@ -541,7 +543,14 @@ int RunTop(const CommonOptions& common) {
   }
   Print(absl::StrCat(nodes->size(), " nodes, ", devices, " devices, ", free, " free\n"));
   for (const JobView& job : *jobs) {
-    Print(absl::StrCat(job.namespace_name, "/", job.name, "  ", ProgressLine(job), "\n"));
+    Print(absl::StrCat(job.namespace_name,
+                       "/",
+                       job.name,
+                       "  ",
+                       ProgressLine(job),
+                       job.mesh.empty() ? "" : ", ",
+                       MeshText(job.mesh),
+                       "\n"));
   }
   return kExitOk;
 }

@@ -3,9 +3,11 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
+#include <utility>
 
 #include <absl/strings/str_cat.h>
 #include <absl/strings/str_format.h>
+#include <absl/strings/str_join.h>
 #include <unistd.h>
 
 #include "common/time_text.h"
@@ -64,6 +66,22 @@ std::string ProgressLine(const JobView& job) {
                   job.world_size,
                   job.world_size == 1 ? " worker" : " workers");
   return out;
+}
+
+std::string MeshText(const std::vector<MeshAxisView>& mesh) {
+  return absl::StrJoin(mesh, " x ", [](std::string* out, const MeshAxisView& axis) {
+    absl::StrAppend(out, axis.name, " ", axis.size);
+  });
+}
+
+json::Value MeshDocument(const std::vector<MeshAxisView>& mesh) {
+  json::Value axes{json::Array()};
+  for (const MeshAxisView& axis : mesh) {
+    json::Value entry;
+    entry.Set("axis", axis.name).Set("size", axis.size);
+    axes.Append(std::move(entry));
+  }
+  return axes;
 }
 
 std::string EventLine(const EventView& event) {

@@ -4,6 +4,7 @@
 // terminal, plain lines elsewhere.
 
 #include <string>
+#include <vector>
 
 #include "common/mutex.h"
 #include "coordinator/ctl/jobs_client.h"
@@ -16,6 +17,10 @@ std::string ShortNumber(double number);
 std::string Bar(double part);
 // "step 120/2000 ▕▌         ▏ 6% 7.9k tok/s loss 2.31 ETA 3m | epoch 2, 3 workers".
 std::string ProgressLine(const JobView& job);
+// "replicate 2 x shard 2 x tensor 2"; empty: not known.
+std::string MeshText(const std::vector<MeshAxisView>& mesh);
+// [{"axis": "shard", "size": 2}, ...], as in the document of `ravelctl plan`.
+json::Value MeshDocument(const std::vector<MeshAxisView>& mesh);
 // "12:30:05 WorkerLost node-2: exited with signal 9 (step 57, epoch 3)".
 std::string EventLine(const EventView& event);
 

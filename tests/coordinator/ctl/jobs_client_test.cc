@@ -416,6 +416,41 @@ TEST_F(VerbTest, ListsHaveATableNamesAndDocuments) {
   EXPECT_EQ(document->Find("items")->AsArray()[1].Find("state")->AsString(), "SUCCEEDED");
 }
 
+TEST_F(VerbTest, TopAndDescribeShowTheMesh) {
+  v1::Job cut = MakeJob(v1::RUNNING, 20);
+  cut.set_world_size(8);
+  cut.mutable_spec()->mutable_parallelism()->set_replicas(2);
+  cut.mutable_spec()->mutable_parallelism()->set_tensor(2);
+  v1::Job plain = MakeJob(v1::RUNNING, 20);
+  plain.mutable_spec();
+  v1::Job waiting = MakeJob(v1::QUEUED, 0);
+  waiting.mutable_spec()->mutable_parallelism()->set_tensor(2);
+  waiting.set_world_size(0);
+  service_.states = {waiting, plain, cut};
+  const std::string top = Run([&] { return RunTop(common_); }).out;
+  EXPECT_THAT(top, ::testing::HasSubstr("8 workers, replicate 2 x shard 2 x tensor 2\n"));
+  EXPECT_THAT(top, ::testing::HasSubstr("2 workers, shard 2\n"));
+  EXPECT_THAT(top, ::testing::HasSubstr("0 workers\n"));
+  EXPECT_THAT(Run([&] { return RunDescribe(common_, "demo"); }).out,
+              ::testing::ContainsRegex("Mesh +replicate 2 x shard 2 x tensor 2\n"));
+
+  common_.format = Format::kJson;
+  const std::string axes =
+      R"([{"axis":"replicate","size":2},{"axis":"shard","size":2},{"axis":"tensor","size":2}])";
+  const absl::StatusOr<json::Value> document =
+      json::Parse(Run([&] { return RunTop(common_); }).out);
+  ASSERT_TRUE(document.ok());
+  const json::Array& jobs = document->Find("jobs")->AsArray();
+  ASSERT_EQ(jobs.size(), 3u);
+  EXPECT_EQ(json::Serialize(*jobs[0].Find("mesh")), "[]");
+  EXPECT_EQ(json::Serialize(*jobs[1].Find("mesh")), R"([{"axis":"shard","size":2}])");
+  EXPECT_EQ(json::Serialize(*jobs[2].Find("mesh")), axes);
+  const absl::StatusOr<json::Value> described =
+      json::Parse(Run([&] { return RunDescribe(common_, "demo"); }).out);
+  ASSERT_TRUE(described.ok());
+  EXPECT_EQ(json::Serialize(*described->Find("mesh")), axes);
+}
+
 TEST_F(VerbTest, LogsAreFilteredByRankNodeAndText) {
   for (int rank = 0; rank < 2; ++rank) {
     v1::LogLine line;

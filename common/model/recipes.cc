@@ -27,6 +27,32 @@ int64_t TokenStep(Recipe recipe) {
   return recipe == Recipe::kFloat8Block ? 1 : std::max<int64_t>(1, BlockEdge(recipe));
 }
 
+// Products of chunks of tokens, or of each rank's share of a chunk, are gemms by themselves.
+absl::Status CheckChunkTokens(Recipe recipe, GemmPath path, int64_t tokens, const TensorCut& cut) {
+  if (cut.chunks == 1) {
+    return absl::OkStatus();
+  }
+  if (!ScalesTokensApart(recipe)) {
+    return FieldRefusal(
+        "parallelism.tensorChunks",
+        absl::StrCat("1 with ", RecipeName(recipe), ", which has scales of all tokens"),
+        absl::StrCat(cut.chunks));
+  }
+  const int64_t step = GemmStep(path) * cut.chunks * (cut.sequence ? cut.degree : 1);
+  if (tokens % step != 0) {
+    return FieldRefusal("training.microBatch",
+                        absl::StrCat("times data.sequenceLength a multiple of ",
+                                     step,
+                                     ", since a gemm of ",
+                                     RecipeName(recipe),
+                                     " takes ",
+                                     GemmStep(path),
+                                     " tokens of each of the tensorChunks"),
+                        absl::StrCat(tokens, " tokens"));
+  }
+  return absl::OkStatus();
+}
+
 // Maps that are fused in one matrix and cut in parts each keep bf16: their columns in one part are
 // not one range.
 bool MayQuantize(const ModelInventory& inventory, const TensorSpec& tensor) {
@@ -171,6 +197,7 @@ absl::Status ApplyRecipe(const RecipeSpec& spec,
                                      " has blocks along tokens"),
                         absl::StrCat(tokens, " tokens"));
   }
+  RETURN_IF_ERROR(CheckChunkTokens(spec.recipe, path, tokens, inventory.cut));
   IdVector<TensorId, bool> kept(inventory.tensors.size(), false);
   RETURN_IF_ERROR(MarkKept(spec, inventory, kept));
   for (const TensorId id : inventory.tensors.ids()) {
@@ -207,6 +234,7 @@ absl::Status SetRecipes(const IdVector<TensorId, Recipe>& recipes,
             absl::StrCat(tensor.name, ": not of the path ", GemmPathName(path)));
       }
       RETURN_IF_ERROR(CheckShape(recipes[id], path, tensor));
+      RETURN_IF_ERROR(CheckChunkTokens(recipes[id], path, tokens, inventory.cut));
       tensor.recipe = recipes[id];
     }
   }

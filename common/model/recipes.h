@@ -18,12 +18,19 @@ DType CodeType(Recipe recipe);
 // Bytes of so many codes; whole bytes.
 int64_t CodeBytes(Recipe recipe, int64_t elements);
 
+// True if the scales of an activation, where a gemm sums over its columns, are each of one token:
+// chunks of tokens then have the codes of the whole (parallelism.tensorChunks). Scales of a tensor
+// are of all tokens, as is the second scale of NVFP4.
+constexpr bool ScalesTokensApart(Recipe recipe) {
+  return recipe == Recipe::kFloat8Block || recipe == Recipe::kMxFp8;
+}
+
 // Gives the recipe to every trained matrix of a layer that no pattern of `keep_bf16` matches.
 // Embeddings, the head, norms, biases and frozen tensors stay as they are. Bundles are taken apart
 // of which only some tensors have it. Errors name the field, and the tensor whose shape the recipe
 // cannot take: both dimensions must be multiples of the edge of its blocks (of 32, for NVFP4), and
 // so must be the tokens of a micro-batch, but for fp8_block; a path of gemms may ask for more
-// (GemmStep).
+// (GemmStep), of a chunk of tokens, too. Refuses chunks where not ScalesTokensApart.
 absl::Status ApplyRecipe(const RecipeSpec& spec,
                          GemmPath path,
                          const MicroBatchShape& micro_batch,

@@ -105,16 +105,11 @@ absl::Status CheckChunks(const TensorCut& axis) {
                    kChunksField, "1 without parallelism.tensor", absl::StrCat(axis.chunks));
 }
 
-// Blocks that share a scale lie in one part. Scales of a chunk of tokens would be others than those
-// of all.
+// Blocks that share a scale lie in one part.
 absl::Status CheckBlocks(const TensorSpec& tensor, const TensorCut& axis, bool fp8_states) {
-  const auto& [parts, chunks] = std::pair(axis.parts, axis.chunks);
   const DimensionCut& cut = tensor.cut;
-  const int64_t length = tensor.shape[Size(cut.dim)] / PiecesOf(cut, parts);
+  const int64_t length = tensor.shape[Size(cut.dim)] / PiecesOf(cut, axis.parts);
   const bool quantized = tensor.recipe != Recipe::kNone;
-  if (quantized && chunks > 1) {
-    return FieldRefusal(kChunksField, "1 with precision.recipe", absl::StrCat(chunks));
-  }
   const int64_t block = quantized ? std::max(kCodesStep, BlockEdge(tensor.recipe)) : int64_t{1};
   const std::string got = absl::StrCat(length, " of dimension ", cut.dim);
   if (length % block != 0) {

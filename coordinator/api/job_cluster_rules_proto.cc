@@ -117,9 +117,11 @@ void JobRules::CheckRecipe(v1::PrecisionSpec& precision) {
          "bf16, which a recipe needs",
          QuotedOrNothing(precision.compute()));
   }
-  if (recipe.recipe != plan::Recipe::kNone && spec().tensor_chunks > 1) {
+  if (recipe.recipe != plan::Recipe::kNone && !plan::ScalesTokensApart(recipe.recipe) &&
+      spec().tensor_chunks > 1) {
     Fail("spec.parallelism.tensorChunks",
-         "1 with precision.recipe",
+         absl::StrCat(
+             "1 with ", plan::RecipeName(recipe.recipe), ", which has scales of all tokens"),
          absl::StrCat(spec().tensor_chunks));
   }
   CheckShapesOf(recipe);

@@ -52,6 +52,7 @@ class OperandList {
   }
   void AddGradients(const UnitUse& use, size_t position);
   void AddActivationMove(const SegmentStep& step, When when);
+  void AddScales(const UnitUse& use, When when);
   void AddGatherSource() {
     const BufferId model_weight = OfGroup(BufferKind::kModelWeight);
     Add(model_weight >= 0 ? model_weight : OfGroup(BufferKind::kMainWeight),
@@ -73,6 +74,20 @@ class OperandList {
   std::vector<Operand> operands_;
 };
 
+// Scales of the weights that gemms read, and where they say what they have seen of activations.
+void OperandList::AddScales(const UnitUse& use, When when) {
+  if (std::none_of(use.needs.begin(), use.needs.end(), [&](GroupId id) { return Quantized(id); })) {
+    return;
+  }
+  // Delayed scales stage the amaxes of activations, but in an evaluation.
+  const bool stages = context_.options.amax_history > 0 && !context_.model.gradients.empty();
+  Add(OfAll(BufferKind::kAmax), stages ? Access::kAdd : Access::kRead, Role::kAmax, when);
+  Add(OfAll(BufferKind::kDelayedScales), Access::kRead, Role::kScales, when);
+  if (!context_.model.gradients.empty()) {
+    Add(OfAll(BufferKind::kAmaxFlags), Access::kAdd, Role::kFlags, when);
+  }
+}
+
 // A step that runs beside others touches of the unit's buffers what its segments name alone.
 std::vector<Operand> OperandList::OfStepBeside(const UnitUse& use, const SegmentStep& step) {
   const When when = context_.inventory.units[use.unit].optional ? When::kUsed : When::kLane;
@@ -87,9 +102,10 @@ std::vector<Operand> OperandList::OfStepBeside(const UnitUse& use, const Segment
     }
   };
   for (size_t i = 0; step.beside->weights && i < use.needs.size(); ++i) {
-    CHECK_MSG(step.move != SegmentMove::kNone || !Quantized(use.needs[i]),
-              "scales and amaxes are operands of whole passes");
     Add(Find(BufferKind::kGathered, use.needs[i]), Access::kRead, Role::kWeights, when);
+  }
+  if (step.beside->weights && step.move == SegmentMove::kNone) {  // a sum reads biases alone
+    AddScales(use, when);
   }
   add(ActivationList::kSaved, Find(BufferKind::kSaved, use.unit, use.call), Role::kSaved);
   // A forward has there what its segments name as areas of the workspace.
@@ -136,15 +152,7 @@ std::vector<Operand> OperandList::OfUse(const UnitUse& use, size_t position) {
     AddGradients(use, position);
   }
   Add(Find(BufferKind::kShared, {}), Access::kAdd, Role::kShared, when);
-  if (std::any_of(use.needs.begin(), use.needs.end(), [&](GroupId id) { return Quantized(id); })) {
-    // Delayed scales stage the amaxes of activations, but in an evaluation.
-    const bool stages = context_.options.amax_history > 0 && !context_.model.gradients.empty();
-    Add(OfAll(BufferKind::kAmax), stages ? Access::kAdd : Access::kRead, Role::kAmax, when);
-    Add(OfAll(BufferKind::kDelayedScales), Access::kRead, Role::kScales, when);
-    if (!context_.model.gradients.empty()) {
-      Add(OfAll(BufferKind::kAmaxFlags), Access::kAdd, Role::kFlags, when);
-    }
-  }
+  AddScales(use, when);
   if (step != nullptr) {
     AddActivationMove(*step, when);
   }

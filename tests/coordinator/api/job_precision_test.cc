@@ -438,5 +438,19 @@ TEST(JobPrecision, SlowKernelsAreAllowedOnlyWhereTheyCouldRun) {
   EXPECT_EQ(TypeViolations(MakeTyped("cpu", "compute: bf16", "", allowed)), refused);
 }
 
+TEST(JobPrecision, ChunksOfTokensNeedScalesOfOneToken) {
+  const auto violations = [](const std::string& recipe) {
+    return TypeViolations(MakeTyped(
+        "cpu", absl::StrCat("recipe: ", recipe, "}\n  parallelism: {tensor: 2, tensorChunks: 4")));
+  };
+  const std::string refused = "spec.parallelism.tensorChunks: expected 1 with ";
+  const std::string why = ", which has scales of all tokens, got 4\n";
+  EXPECT_EQ(violations("mxfp8"), "");
+  EXPECT_EQ(violations("nvfp4"), absl::StrCat(refused, "nvfp4", why));
+  EXPECT_EQ(violations("fp8_tensor"), absl::StrCat(refused, "fp8_tensor/delayed", why));
+  EXPECT_EQ(violations("fp8_tensor, scaling: current"),
+            absl::StrCat(refused, "fp8_tensor/current", why));
+}
+
 }  // namespace
 }  // namespace ravel

@@ -251,6 +251,10 @@ TEST(OperandUseOnTensor, NothingElseIsReadOrWrittenInGroups) {
        "recipes",
        plan::ComputeType::kBF16,
        plan::Recipe::kMxFp8},
+      {{.width = 2, .tensor = 2, .chunks = 2},
+       "recipes",
+       plan::ComputeType::kBF16,
+       plan::Recipe::kMxFp8},
   };
   for (const auto& one : cases) {
     RecordArgs args = OneStep(one.strategy, one.model, true);

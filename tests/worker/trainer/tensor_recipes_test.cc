@@ -10,6 +10,9 @@
 #include <gtest/gtest.h>
 
 #include "common/model/recipes.h"
+#include "common/plan/check/program_checker.h"
+#include "common/plan/plan_proto.h"
+#include "common/plan/program/program_uses.h"
 #include "common/plan/sharding_plan.h"
 #include "tests/testing/recipe_cases.h"
 #include "tests/testing/strategy_cases.h"
@@ -69,6 +72,34 @@ class TensorRecipes : public ::testing::TestWithParam<RecipeForm> {
     }
   }
 };
+
+// Chunks of tokens are quantized apart, with the scales of the whole; other recipes refuse them.
+TEST_P(TensorRecipes, ChunksOfTokensHaveTheBitsOfOneRank) {
+  const plan::Recipe recipe = GetParam().recipe;
+  const StrategyCase own_tokens = {
+      .strategy = "ZeRO1", .width = 1, .tensor = 4, .sequence = true, .chunks = 4};
+  if (!plan::ScalesTokensApart(recipe)) {
+    const plan::JobSpec job = RecipeJob(own_tokens, "llama", recipe);
+    EXPECT_THAT(TryRecord(ArgsOf(own_tokens, job)).status().message(),
+                ::testing::HasSubstr("parallelism.tensorChunks: expected 1 with "));
+    return;
+  }
+  const Recording one = RecordRecipe({.strategy = "ZeRO0"}, "llama", recipe);
+  const StrategyCase all_tokens = {.strategy = "ZeRO3", .width = 2, .tensor = 2, .chunks = 2};
+  for (const StrategyCase& tested : {own_tokens, all_tokens}) {
+    EXPECT_EQ(FirstDifference(one, RecordRecipe(tested, "llama", recipe)), "") << tested.name();
+  }
+}
+
+TEST_P(TensorRecipes, ChunksOfTokensHaveTheBitsOfOneRankWithFusedMaps) {
+  const plan::Recipe recipe = GetParam().recipe;
+  if (plan::ScalesTokensApart(recipe)) {
+    EXPECT_EQ(FirstDifference(
+                  RecordRecipe({.strategy = "ZeRO0"}, "gpt2", recipe),
+                  RecordRecipe({.strategy = "ZeRO2", .tensor = 2, .chunks = 2}, "gpt2", recipe)),
+              "");
+  }
+}
 
 TEST_P(TensorRecipes, RanksHaveTheBitsOfOne) {
   ExpectTheBitsOfOneRank("llama");
@@ -143,6 +174,56 @@ TEST(TensorRecipesPlan, RefusesPartsThatAreNotWholeBlocks) {
               ::testing::AllOf(::testing::HasSubstr("precision.recipe"),
                                ::testing::HasSubstr("mlp.gate_proj.weight"),
                                ::testing::HasSubstr("multiples of 128")));
+}
+
+// Steps of chunks run beside others, and name the scales of the matrices that they multiply by.
+TEST(TensorRecipesPlan, ChunksNameTheScalesThatTheyRead) {
+  const StrategyCase tested = {.strategy = "ZeRO3", .tensor = 2, .chunks = 2};
+  const plan::JobSpec spec = ArgsOf(tested, RecipeJob(tested, "llama", plan::Recipe::kMxFp8)).spec;
+  const absl::StatusOr<plan::ShardingPlan> made =
+      plan::BuildShardingPlan({.spec = spec, .ranks = 2});
+  ASSERT_TRUE(made.ok()) << made.status();
+  int later_chunks = 0;
+  for (const plan::StepProgram& program : made->programs) {
+    for (const plan::Instruction& at : program.instructions) {
+      if (!plan::IsCompute(at.op)) {
+        continue;
+      }
+      for (const plan::SegmentSpec& segment : plan::SegmentsOfStep(made->inventory, at)) {
+        const bool quantized =
+            std::any_of(segment.weights.begin(), segment.weights.end(), [&](plan::TensorId tensor) {
+              return made->inventory.tensors[tensor].recipe != plan::Recipe::kNone;
+            });
+        const bool named = std::any_of(at.operands.begin(), at.operands.end(), [](const auto& one) {
+          return one.role == plan::Role::kAmax;
+        });
+        EXPECT_TRUE(named || !quantized) << plan::SegmentName(segment.kind) << " " << segment.chunk;
+        later_chunks += quantized && segment.chunk > 0 ? 1 : 0;
+      }
+    }
+  }
+  EXPECT_GE(later_chunks, 4);
+}
+
+// Devices whose gemms read codes take 16 tokens at a time; a plan with chunks is read as written.
+TEST(TensorRecipesPlan, ChunksAreWholeStepsOfAGemm) {
+  const StrategyCase tested = {.strategy = "ZeRO3", .tensor = 2, .chunks = 2};
+  plan::JobSpec spec = ArgsOf(tested, RecipeJob(tested, "llama", plan::Recipe::kMxFp8)).spec;
+  const absl::StatusOr<plan::ShardingPlan> made =
+      plan::BuildShardingPlan({.spec = spec, .ranks = 2});
+  ASSERT_TRUE(made.ok()) << made.status();
+  EXPECT_EQ(plan::CheckPlan(*made), absl::OkStatus());
+  const std::string bytes = plan::SerializePlan(*made);
+  const absl::StatusOr<plan::ShardingPlan> read = plan::ParsePlan(bytes);
+  ASSERT_TRUE(read.ok()) << read.status();
+  EXPECT_EQ(plan::SerializePlan(*read), bytes);
+
+  spec.cpu_devices = false;
+  EXPECT_EQ(RefusalOf(spec), "");
+  spec.sequence_parallel = true;  // 32 tokens, of which a rank has 8 of each chunk
+  EXPECT_THAT(RefusalOf(spec),
+              ::testing::HasSubstr("training.microBatch: expected times data.sequenceLength a "
+                                   "multiple of 64, since a gemm of mxfp8 takes 16 tokens"));
 }
 
 }  // namespace

@@ -47,6 +47,7 @@ constexpr milliseconds kFirstPause{50};
 constexpr milliseconds kLongestPause{4000};
 constexpr long kConnectMs = 5000;
 constexpr long kRequestMs = 60'000;
+constexpr long kNotImplemented = 501;
 constexpr char kUploadHeader[] = "x-amz-meta-ravel-upload";
 
 struct S3Place {
@@ -99,7 +100,8 @@ std::string NowText() {
 bool IsFinal(const S3Request& request, const S3Answer& answer) {
   const bool late_error =
       request.method == "POST" && answer.code == 200 && absl::StrContains(answer.body, "<Error>");
-  return answer.code != 409 && answer.code != 429 && answer.code < 500 && !late_error;
+  const bool passing = answer.code >= 500 && answer.code != kNotImplemented;
+  return answer.code != 409 && answer.code != 429 && !passing && !late_error;
 }
 
 // Requests to one bucket. Thread-safe.
@@ -261,6 +263,14 @@ absl::Status S3Bucket::PutWhole(const std::string& key, std::string_view content
     ASSIGN_OR_RETURN(const bool ours, IsWrittenBy(key, id));
     return ours ? absl::OkStatus()
                 : absl::AlreadyExistsError(absl::StrCat("create ", Locate(key), ": File exists"));
+  }
+  if (answer.code == kNotImplemented) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("put ",
+                     Locate(key),
+                     ": HTTP 501 ",
+                     XmlText(answer.body, "Code"),
+                     ": the server has no writes with If-None-Match: two commits could both win"));
   }
   return Failed("put", key, answer);
 }

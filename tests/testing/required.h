@@ -14,10 +14,18 @@
 namespace ravel::testing {
 
 // namespaces: network and mount namespaces, and ip. tbf: the qdisc that slows a link. mounts: a
-// tmpfs of the test's own. moto: tests/testing/moto.sh. cuda: a build with the toolkit. The last
-// two are asked for by scripts of tests/deploy.
-inline constexpr absl::string_view kMeans[] = {
-    "namespaces", "tbf", "mounts", "fuse", "landlock", "moto", "cuda", "systemd", "promtool"};
+// tmpfs of the test's own. moto: tests/testing/moto.sh. swift: its Debian packages. cuda: a build
+// with the toolkit. The last two are asked for by scripts of tests/deploy.
+inline constexpr absl::string_view kMeans[] = {"namespaces",
+                                               "tbf",
+                                               "mounts",
+                                               "fuse",
+                                               "landlock",
+                                               "moto",
+                                               "swift",
+                                               "cuda",
+                                               "systemd",
+                                               "promtool"};
 
 // A name in RAVEL_REQUIRE that is not one of kMeans fails the test.
 inline bool IsRequired(absl::string_view means) {

@@ -1,9 +1,11 @@
-// S3: AWS's published signatures; the tree over objects; and a server (moto, from PyPI) behind a
-// proxy that fails on purpose.
+// S3: AWS's published signatures; the tree over objects; and two servers (moto, from PyPI, and
+// Swift, from Debian), each behind a proxy that fails on purpose.
 
 #include "common/store/s3_store.h"
 
 #include <cstdlib>
+#include <ctime>
+#include <map>
 #include <memory>
 #include <string>
 #include <thread>
@@ -90,26 +92,51 @@ TEST(BlobTreeTest, APublishedFolderIsSeenOnceAndAPublicationThatWasCutOffIsFinis
   EXPECT_TRUE(raw.List("p/", BlobStore::Depth::kAll)->blobs.empty());
 }
 
-// The environment of this process points to the server.
-class S3StoreTest : public ::testing::Test {
+// One server of each kind for the whole program; the environment points to it.
+class S3StoreTest : public ::testing::TestWithParam<std::string> {
  protected:
-  static void SetUpTestSuite() {
-    server_ = new absl::StatusOr<std::unique_ptr<testing::S3Server>>(testing::S3Server::Start());
-  }
-  static void TearDownTestSuite() { delete server_; }
+  static void TearDownTestSuite() { servers_.clear(); }
   void SetUp() override {
-    if (absl::IsNotFound(server_->status())) {
-      testing::SkipWithout("moto", server_->status().message());
+    auto found = servers_.find(GetParam());
+    if (found == servers_.end()) {
+      found = servers_.emplace(GetParam(), testing::S3Server::Start(GetParam())).first;
+    }
+    if (absl::IsNotFound(found->second.status())) {
+      testing::SkipWithout(GetParam(), found->second.status().message());
       return;
     }
-    ASSERT_TRUE(server_->ok()) << server_->status();
-    (**server_)->UseHere();
+    ASSERT_TRUE(found->second.ok()) << found->second.status();
+    (*found->second)->UseHere();
   }
 
-  static inline absl::StatusOr<std::unique_ptr<testing::S3Server>>* server_ = nullptr;
+  static inline std::map<std::string, absl::StatusOr<std::unique_ptr<testing::S3Server>>> servers_;
 };
+INSTANTIATE_TEST_SUITE_P(Server, S3StoreTest, ::testing::Values("moto", "swift"));
 
-TEST_F(S3StoreTest, EveryActHappensOnceThrough503sAndAnswersThatAreLost) {
+// Uploads in parts that nobody has finished, as the server lists them.
+std::string UnfinishedUploads() {
+  const std::string endpoint = std::getenv("RAVEL_S3_ENDPOINT");
+  const std::string host = endpoint.substr(endpoint.find("://") + 3);
+  S3Request request;
+  request.method = "GET";
+  request.host = host;
+  request.path = "/bucket";
+  request.query["uploads"] = "";
+  request.payload_sha256 = Hex(Sha256(""));
+  const std::time_t now = std::time(nullptr);
+  char time[32];
+  std::strftime(time, sizeof(time), "%Y%m%dT%H%M%SZ", std::gmtime(&now));
+  const std::string authorization =
+      SignS3({"test:tester", "hush-hush"}, "us-east-1", time, request);
+  std::string text = absl::StrCat("GET /bucket?", S3Query(request.query), " HTTP/1.1");
+  for (const auto& [name, value] : request.headers) {
+    absl::StrAppend(&text, "\r\n", name, ": ", value);
+  }
+  absl::StrAppend(&text, "\r\nAuthorization: ", authorization, "\r\nConnection: close\r\n\r\n");
+  return testing::SendHttp(std::stoi(host.substr(host.rfind(':') + 1)), text).body;
+}
+
+TEST_P(S3StoreTest, EveryActHappensOnceThrough503sAndAnswersThatAreLost) {
   const std::unique_ptr<ObjectStore> store = *OpenS3Store("s3://bucket/team/job");
   ASSERT_EQ(store->MakeRoot(), absl::OkStatus());
   for (int i = 0; i < 6; ++i) {
@@ -130,7 +157,7 @@ TEST_F(S3StoreTest, EveryActHappensOnceThrough503sAndAnswersThatAreLost) {
   EXPECT_TRUE(absl::IsNotFound(store->Withdraw("step")));
 }
 
-TEST_F(S3StoreTest, ALongFileGoesInPartsAndComesBack) {
+TEST_P(S3StoreTest, ALongFileGoesInPartsAndComesBack) {
   const std::unique_ptr<ObjectStore> store = *OpenS3Store("s3://bucket/parts");
   std::string content((17 << 20) + 17, '\0');
   for (size_t i = 0; i < content.size(); ++i) {
@@ -152,7 +179,7 @@ TEST_F(S3StoreTest, ALongFileGoesInPartsAndComesBack) {
   EXPECT_TRUE(absl::IsAlreadyExists(store->Create("long", 1).status()));
 }
 
-TEST_F(S3StoreTest, EveryPartOfALongFileComesThroughConflictsAndLateErrors) {
+TEST_P(S3StoreTest, EveryPartOfALongFileComesThroughConflictsAndLateErrors) {
   const std::unique_ptr<ObjectStore> store = *OpenS3Store("s3://bucket/conflicts");
   const std::string content((16 << 20) + 1, 'c');
   for (int i = 0; i < 5; ++i) {  // the completion meets each of the proxy's turns
@@ -168,15 +195,8 @@ TEST_F(S3StoreTest, EveryPartOfALongFileComesThroughConflictsAndLateErrors) {
   }
 }
 
-TEST_F(S3StoreTest, WhatAKilledWriterHasSentGoesWithItsFolder) {
+TEST_P(S3StoreTest, WhatAKilledWriterHasSentGoesWithItsFolder) {
   const std::unique_ptr<ObjectStore> store = *OpenS3Store("s3://bucket/killed");
-  const std::string& endpoint = (**server_)->environment().at("RAVEL_S3_ENDPOINT");
-  const int port = std::stoi(endpoint.substr(endpoint.rfind(':') + 1));
-  const auto unfinished = [&] {
-    return testing::SendHttp(
-               port, "GET /bucket?uploads HTTP/1.1\r\nHost: s3\r\nConnection: close\r\n\r\n")
-        .body;
-  };
   for (const char* folder : {"attempt", "attempt-2"}) {
     ASSERT_EQ(store->MakeDirectory(folder), absl::OkStatus());
     auto writer = store->Create(absl::StrCat(folder, "/model"), 0);
@@ -187,13 +207,13 @@ TEST_F(S3StoreTest, WhatAKilledWriterHasSentGoesWithItsFolder) {
     static auto* const killed = new std::vector<std::unique_ptr<FileWriter>>;  // no goodbye
     killed->push_back(std::move(*writer));
   }
-  ASSERT_THAT(unfinished(), HasSubstr("killed/attempt/model"));
+  ASSERT_THAT(UnfinishedUploads(), HasSubstr("killed/attempt/model"));
   ASSERT_EQ(store->Withdraw("attempt"), absl::OkStatus());
-  EXPECT_THAT(unfinished(), ::testing::Not(HasSubstr("killed/attempt/model")));
-  EXPECT_THAT(unfinished(), HasSubstr("killed/attempt-2/model")) << "of another folder";
+  EXPECT_THAT(UnfinishedUploads(), ::testing::Not(HasSubstr("killed/attempt/model")));
+  EXPECT_THAT(UnfinishedUploads(), HasSubstr("killed/attempt-2/model")) << "of another folder";
 }
 
-TEST_F(S3StoreTest, OfPublishersThatRaceOneWins) {
+TEST_P(S3StoreTest, OfPublishersThatRaceOneWins) {
   const std::unique_ptr<ObjectStore> store = *OpenS3Store("s3://bucket/race");
   constexpr int kPublishers = 4;
   for (int i = 0; i < kPublishers; ++i) {

@@ -7,6 +7,7 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <absl/strings/match.h>
@@ -52,6 +53,30 @@ class S3JobTest : public ::testing::Test {
             .workers = 2,
             .steps = kLastStep,
             .save_every_steps = 5};
+  }
+
+  // The last step of a job goes to S3 and back, and what is read there is what is read here.
+  void ExpectTheSameFromS3(const std::string& job) {
+    const std::string here = cluster_->Checkpoints(job)->at(kLastStep);
+    const std::string there = absl::StrCat("s3://bucket/copies/", job, "/step");
+    const std::string back = cluster_->folder() + "/back/step";
+    std::filesystem::create_directory(cluster_->folder() + "/back");
+    for (const auto& [from, to] : {std::pair(here, there), std::pair(there, back)}) {
+      const RunResult copied = cluster_->Ctl({"checkpoints", "copy", from, to});
+      ASSERT_EQ(copied.exit_code, 0) << copied.err;
+    }
+    EXPECT_EQ(*cluster_->StateDigest(there), *cluster_->StateDigest(here));
+    EXPECT_EQ(*cluster_->StateDigest(back), *cluster_->StateDigest(here));
+    EXPECT_THAT(cluster_->Ctl({"checkpoints", "verify", there}).out, HasSubstr(": ok (deep)"));
+    std::vector<std::string> texts;
+    for (const std::string& from : {here, there}) {
+      const RunResult made = cluster_->Ctl(
+          {"generate", "--checkpoint", from, "--prompt", "line", "--max-new-tokens", "8"});
+      ASSERT_EQ(made.exit_code, 0) << from << ": " << made.err;
+      texts.push_back(made.out);
+    }
+    EXPECT_FALSE(texts[0].empty());
+    EXPECT_EQ(texts[0], texts[1]);
   }
 
   std::unique_ptr<S3Server> server_;
@@ -119,6 +144,7 @@ TEST_F(S3JobTest, DataAndModelComeFromTheStore) {
       };
   const std::vector<StepRow> near = train("near", web, "");
   ASSERT_EQ(near.size(), static_cast<size_t>(kLastStep));
+  ExpectTheSameFromS3("near");
   const RunResult pushed = cluster_->Ctl({"data", "push", web, "s3://bucket/sets/web"});
   ASSERT_EQ(pushed.exit_code, 0) << pushed.err;
   for (const char* end : {".bin", ".idx", ".tokenizer.json"}) {

@@ -72,8 +72,8 @@ grpc::ServerUnaryReactor* JobsService::ListCheckpoints(Context* context,
     }
     const CheckpointJob job = parts_.controller->CheckpointsOf(view->record);
     parts_.pools->Store(job.spec.checkpoint.store, StoreWork::kUpkeep)
-        .Post([this, response, reactor, job] {
-          const absl::StatusOr<FolderView> folder = parts_.keeper->Look(job);
+        .Post([this, response, reactor, job, known = SaveIds(parts_.controller->Saves(job.uid))] {
+          const absl::StatusOr<FolderView> folder = parts_.keeper->Look(job, known);
           parts_.strand->Post([this, response, reactor, job, folder] {
             if (folder.ok()) {
               parts_.controller->NoteFolder(job.uid, *folder);

@@ -26,6 +26,47 @@ JobEventRecord Remark(const JobRecord& job, int64_t step, int64_t now_ms) {
   return event;
 }
 
+SaveRecord RecordOf(const JobRecord& job, const SettledSave& settled, int64_t created_ms) {
+  SaveRecord save;
+  save.job_uid = job.uid;
+  save.step = settled.save.step;
+  save.epoch = settled.epoch;
+  save.attempt = settled.attempt;
+  save.state = SaveState::kCommitted;
+  save.world_size = settled.world_size;
+  save.bytes = settled.save.bytes;
+  save.files = settled.save.files;
+  save.path = settled.save.path;
+  save.save_id = settled.save.save_id;
+  save.mesh = settled.save.mesh;
+  save.created_ms = created_ms;
+  return save;
+}
+
+// Records of found steps that the job lacks: its database is a backup from before these commits.
+// The look may be older than the record: a save that is known in whatever state stays as it is, and
+// so does a step that is being committed.
+std::vector<SaveRecord> MissingRecords(const JobRecord& job,
+                                       const std::vector<SaveRecord>& saves,
+                                       const std::vector<FoundSave>& found) {
+  std::vector<SaveRecord> missing;
+  for (const FoundSave& step : found) {
+    SaveRecord record = RecordOf(job, step.saved, step.created_ms);
+    record.state = step.bad ? SaveState::kBad : SaveState::kCommitted;
+    const bool known = std::any_of(saves.begin(), saves.end(), [&record](const SaveRecord& save) {
+      const bool there = save.state == SaveState::kIntended ||
+                         save.state == SaveState::kCommitted || save.state == SaveState::kBad;
+      return save.save_id == record.save_id || KeyOf(save) == KeyOf(record) ||
+             (there && save.step == record.step);
+    });
+    const bool set_aside = job.rollback_step >= 0 && record.step > job.rollback_step;
+    if (!known && !set_aside) {
+      missing.push_back(std::move(record));
+    }
+  }
+  return missing;
+}
+
 }  // namespace
 
 CheckpointJob JobController::CheckpointsOf(const JobRecord& record) const {
@@ -40,6 +81,9 @@ RestoreQuery JobController::QueryOf(const Entry& entry) const {
   query.has_run = record.started_ms > 0;
   query.rollback_step = record.rollback_step;
   query.rollback_epoch = record.epoch;
+  if (const auto saves = saves_.find(record.uid); saves != saves_.end()) {
+    query.known_saves = SaveIds(saves->second);
+  }
   query.plan = [planner = parts_.planner, spec = record.spec](int64_t ranks) {
     return planner->Plan(spec, ranks, true);
   };
@@ -104,23 +148,16 @@ void JobController::NoteRestore(Entry& entry, const Prepared& prepared) {
   }
   event.step = restore.step;
   event.path = restore.path;
-  Do(entry, std::move(event));
+  Step step{std::move(event), {}, {}};
+  step.extra.saves = MissingRecords(entry.record, saves_[entry.record.uid], restore.found);
+  for (const SaveRecord& save : step.extra.saves) {
+    AddRecord(save);
+  }
+  Do(entry, std::move(step));
 }
 
 void JobController::NoteSettled(Entry& entry, const SettledSave& settled) {
-  SaveRecord save;
-  save.job_uid = entry.record.uid;
-  save.step = settled.save.step;
-  save.epoch = settled.epoch;
-  save.attempt = settled.attempt;
-  save.state = SaveState::kCommitted;
-  save.world_size = settled.world_size;
-  save.bytes = settled.save.bytes;
-  save.files = settled.save.files;
-  save.path = settled.save.path;
-  save.save_id = settled.save.save_id;
-  save.mesh = settled.save.mesh;
-  save.created_ms = parts_.clock->WallMs();
+  SaveRecord save = RecordOf(entry.record, settled, parts_.clock->WallMs());
   AddRecord(save);
   Step step;
   step.event = MakeEvent(JobEventKind::kCommitted);
@@ -184,8 +221,8 @@ void JobController::LookAtFolder(const Entry& entry) {
   }
   const std::string uid = entry.record.uid;
   StorePool(entry.record.spec, StoreWork::kUpkeep)
-      ->Post([this, uid, job = CheckpointsOf(entry.record)] {
-        const absl::StatusOr<FolderView> folder = parts_.keeper->Look(job);
+      ->Post([this, uid, job = CheckpointsOf(entry.record), known = SaveIds(saves)] {
+        const absl::StatusOr<FolderView> folder = parts_.keeper->Look(job, known);
         if (folder.ok()) {
           parts_.strand->Post([this, uid, view = *folder] { NoteFolder(uid, view); });
         }
@@ -211,6 +248,10 @@ void JobController::NoteFolder(const std::string& uid, const FolderView& folder)
       save.state = SaveState::kDeleted;
       change.saves.push_back(save);
     }
+  }
+  for (SaveRecord& save : MissingRecords(entry->record, saves_[uid], folder.found)) {
+    AddRecord(save);
+    change.saves.push_back(std::move(save));
   }
   if (!change.saves.empty()) {
     Do(*entry, Step{MakeEvent(JobEventKind::kNoted), std::move(change), {}});

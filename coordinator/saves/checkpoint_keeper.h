@@ -7,6 +7,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -54,6 +55,13 @@ struct SettledSave {
   int64_t world_size = 0;
 };
 
+// A committed step of the job's folder that its record lacks, as COMMIT and manifest tell it.
+struct FoundSave {
+  SettledSave saved;
+  int64_t created_ms = 0;
+  bool bad = false;
+};
+
 // The parts of a job's record that decide about its restore point.
 struct RestoreQuery {
   int64_t committed_step = -1;  // newest commit; -1: none
@@ -65,6 +73,7 @@ struct RestoreQuery {
   int64_t rollback_epoch = 0;
   // The plan of a size, to settle saves with; null: nothing is settled.
   std::function<absl::StatusOr<std::shared_ptr<const PlannedWorld>>(int64_t ranks)> plan = {};
+  std::set<std::string> known_saves = {};  // ids of the saves that the record has
 };
 struct RestorePoint {
   int64_t step = -1;  // -1: none, start from initial weights
@@ -75,6 +84,8 @@ struct RestorePoint {
   std::optional<SettledSave> settled = {};  // by this call
   // The difference between the numerics of `step` and the job's (plan::NumericsChange), or empty.
   std::string numerics_change = {};
+  // Where `step` is above the recorded commit: the saves that the record lacks, oldest first.
+  std::vector<FoundSave> found = {};
 };
 
 // The result of a second look at a step that a trainer could not use.
@@ -94,6 +105,7 @@ struct FolderView {
   std::vector<int64_t> steps;         // committed; BAD ones too
   std::vector<int64_t> pinned_steps;  // by whomever
   std::vector<LeftoverView> leftovers;
+  std::vector<FoundSave> found = {};  // none of these ids was known
 };
 
 // Thread-safe.
@@ -143,7 +155,9 @@ class CheckpointKeeper {
                             int64_t step,
                             MarkChange change,
                             const std::string& reason) = 0;
-  virtual absl::StatusOr<FolderView> Look(const CheckpointJob& job) = 0;
+  // `known_saves`: ids of the saves that the job's record has.
+  virtual absl::StatusOr<FolderView> Look(const CheckpointJob& job,
+                                          const std::set<std::string>& known_saves) = 0;
   // Deletes the job's checkpoints, but for pinned ones: the job is deleted and nobody writes.
   virtual absl::Status RemoveAll(const CheckpointJob& job) = 0;
 };

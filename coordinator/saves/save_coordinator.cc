@@ -35,6 +35,14 @@ SaveKey KeyOf(const SaveRecord& record) {
   return {record.step, record.epoch, record.attempt};
 }
 
+std::set<std::string> SaveIds(const std::vector<SaveRecord>& saves) {
+  std::set<std::string> ids;
+  for (const SaveRecord& save : saves) {
+    ids.insert(save.save_id);
+  }
+  return ids;
+}
+
 void SaveCoordinator::Enter(int64_t epoch, int64_t ranks) {
   ranks_ = ranks;
   if (epoch == epoch_) {

@@ -27,6 +27,7 @@ struct SaveKey {
   auto operator<=>(const SaveKey&) const = default;
 };
 SaveKey KeyOf(const SaveRecord& record);
+std::set<std::string> SaveIds(const std::vector<SaveRecord>& saves);
 
 // A save until its result is there.
 struct PendingSave {

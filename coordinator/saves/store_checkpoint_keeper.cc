@@ -24,6 +24,7 @@
 #include "coordinator/saves/checkpoint_leftovers.h"
 #include "coordinator/saves/checkpoint_owner.h"
 #include "coordinator/saves/checkpoint_pins.h"
+#include "coordinator/saves/found_saves.h"
 #include "coordinator/saves/named_start.h"
 #include "coordinator/saves/retention.h"
 #include "coordinator/saves/saves.h"
@@ -65,25 +66,6 @@ SaveContext ContextOf(const plan::JobSpec& spec, const SaveRequest& request) {
   }
   context.ranks = plan.ranks;
   return context;
-}
-
-std::string Hex(const ckpt::SaveId& id) {
-  std::string text;
-  for (const uint8_t byte : id) {
-    absl::StrAppend(&text, absl::Hex(byte, absl::kZeroPad2));
-  }
-  return text;
-}
-
-CommittedSave Describe(const ObjectStore& files,
-                       const CommittedStepInfo& info,
-                       std::span<const ckpt::MeshAxisRecord> mesh) {
-  return {info.step,
-          files.Locate(info.directory),
-          info.commit.bytes,
-          info.commit.files,
-          Hex(info.commit.save_id),
-          MeshText(mesh)};
 }
 
 absl::Status HoldsHistory(const ObjectStore& files, const CommittedStepInfo& newest) {
@@ -184,7 +166,7 @@ absl::StatusOr<std::optional<SettledSave>> SettleOne(ObjectStore& files,
   ASSIGN_OR_RETURN(const store::CommittedStep step,
                    store::CommittedStep::Open(&files, result.committed->directory));
   return std::optional<SettledSave>(
-      SettledSave{Describe(files, *result.committed, step.manifest().mesh),
+      SettledSave{DescribeSave(files, *result.committed, step.manifest().mesh),
                   key.epoch,
                   key.attempt,
                   step.manifest().ranks()});
@@ -362,7 +344,7 @@ absl::StatusOr<CommittedSave> StoreCheckpointKeeper::Commit(const CheckpointJob&
   const SaveContext context = ContextOf(job.spec, request);
   ASSIGN_OR_RETURN(const CommittedStepInfo info,
                    CommitSave(files, save_plan, context, request.seals));
-  return Describe(files, info, context.mesh);
+  return DescribeSave(files, info, context.mesh);
 }
 
 absl::StatusOr<std::optional<CommittedSave>> StoreCheckpointKeeper::Settle(
@@ -380,7 +362,7 @@ absl::StatusOr<std::optional<CommittedSave>> StoreCheckpointKeeper::Settle(
   if (result.state != SettledState::kCommitted || !result.committed) {
     return std::optional<CommittedSave>();
   }
-  return std::optional<CommittedSave>(Describe(files, *result.committed, context.mesh));
+  return std::optional<CommittedSave>(DescribeSave(files, *result.committed, context.mesh));
 }
 
 absl::StatusOr<RestorePoint> StoreCheckpointKeeper::PrepareRestore(const CheckpointJob& job,
@@ -415,6 +397,10 @@ absl::StatusOr<RestorePoint> StoreCheckpointKeeper::PrepareRestore(const Checkpo
   }
   if (query.rollback_step >= 0) {
     claims_.EndWant(job.uid);  // the launch reserves it now
+  }
+  if (restore.own && restore.step > query.committed_step) {
+    ASSIGN_OR_RETURN(const StepListing listing, ListSteps(files));
+    restore.found = FindSaves(files, job.uid, listing, query.known_saves);
   }
   restore.settled = std::move(settled);
   return restore;
@@ -559,13 +545,15 @@ absl::Status StoreCheckpointKeeper::Mark(const CheckpointJob& job,
   return absl::InvalidArgumentError("unknown change of a mark");
 }
 
-absl::StatusOr<FolderView> StoreCheckpointKeeper::Look(const CheckpointJob& job) {
+absl::StatusOr<FolderView> StoreCheckpointKeeper::Look(const CheckpointJob& job,
+                                                       const std::set<std::string>& known_saves) {
   ASSIGN_OR_RETURN(const std::unique_ptr<ObjectStore> opened, store::OpenStore(Root(job.spec)));
   const ObjectStore& files = *opened;
   RETURN_IF_ERROR(CheckOurs(files, job));
   ASSIGN_OR_RETURN(const StepListing listing, ListSteps(files, NowSeconds()));
   ASSIGN_OR_RETURN(const std::vector<Leftover> leftovers, ListLeftovers(files, job.uid));
   FolderView view;
+  view.found = FindSaves(files, job.uid, listing, known_saves);
   for (const CommittedStepInfo& info : listing.steps) {
     view.steps.push_back(info.step);
     if (info.pinned) {

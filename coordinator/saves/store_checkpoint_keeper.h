@@ -41,7 +41,8 @@ class StoreCheckpointKeeper : public CheckpointKeeper {
                     MarkChange change,
                     const std::string& reason) override;
   absl::Status RemoveAll(const CheckpointJob& job) override;
-  absl::StatusOr<FolderView> Look(const CheckpointJob& job) override;
+  absl::StatusOr<FolderView> Look(const CheckpointJob& job,
+                                  const std::set<std::string>& known_saves) override;
 
  private:
   int64_t NowSeconds() const { return clock_->WallMs() / 1000; }

@@ -57,6 +57,9 @@ absl::StatusOr<RestorePoint> FakeKeeper::PrepareRestore(const CheckpointJob& job
   }
   point.fallback_reason = point.step < query.committed_step ? damages : "";
   point.numerics_change = point.step < 0 ? "" : numerics_change;
+  if (point.step > query.committed_step) {
+    point.found = Unknown(query.known_saves);
+  }
   return point;
 }
 
@@ -102,12 +105,22 @@ absl::StatusOr<std::optional<SettledSave>> FakeKeeper::Release(const CheckpointJ
       SettledSave{{step, absl::StrCat(Root(job.spec), "/step-", step), 100, 3, "id"}, epoch, 1, 1});
 }
 
-absl::StatusOr<FolderView> FakeKeeper::Look(const CheckpointJob& job) {
+std::vector<FoundSave> FakeKeeper::Unknown(const std::set<std::string>& known_saves) const {
+  std::vector<FoundSave> unknown = found;
+  std::erase_if(unknown, [&known_saves](const FoundSave& save) {
+    return known_saves.contains(save.saved.save.save_id);
+  });
+  return unknown;
+}
+
+absl::StatusOr<FolderView> FakeKeeper::Look(const CheckpointJob& job,
+                                            const std::set<std::string>& known_saves) {
   RETURN_IF_ERROR(restore_failure);
   FolderView view;
   for (const auto& [step, epoch] : steps[job.spec.name]) {
     view.steps.push_back(step);
   }
+  view.found = Unknown(known_saves);
   return view;
 }
 

@@ -53,13 +53,15 @@ class FakeKeeper : public CheckpointKeeper {
     steps.erase(job.spec.name);
     return absl::OkStatus();
   }
-  absl::StatusOr<FolderView> Look(const CheckpointJob& job) override;
+  absl::StatusOr<FolderView> Look(const CheckpointJob& job,
+                                  const std::set<std::string>& known_saves) override;
 
   std::map<std::string, std::map<int64_t, int64_t>>
       steps;  // by job name: epoch of each committed step
   std::set<std::pair<std::string, int64_t>> bad;
   // Attempts with all their seals, by job name: step and epoch.
   std::map<std::string, std::map<int64_t, int64_t>> sealed;
+  std::vector<FoundSave> found;  // told of unless their ids are known, as if there were one job
   absl::Status commit_failure;
   std::set<int64_t> gone;  // steps whose attempts their trainers have removed
   absl::Status remove_failure;
@@ -74,6 +76,9 @@ class FakeKeeper : public CheckpointKeeper {
   int settled = 0;
   int cleaned = 0;
   int prepared = 0;
+
+ private:
+  std::vector<FoundSave> Unknown(const std::set<std::string>& known_saves) const;
 };
 
 }  // namespace ravel::coordinator

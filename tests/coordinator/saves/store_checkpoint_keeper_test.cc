@@ -79,6 +79,56 @@ class StoreCheckpointKeeperTest : public ::testing::Test {
   CheckpointJob ours_;
 };
 
+TEST_F(StoreCheckpointKeeperTest, StepsThatTheRecordLacksAreDescribed) {
+  ASSERT_TRUE(Launch(ours_).ok());
+  for (const int64_t step : {10, 20, 30}) {
+    SaveStep(step);
+  }
+  ASSERT_TRUE(MarkBad(files_, 20, "rot").ok());
+  const absl::StatusOr<FolderView> view = keeper_.Look(ours_, {});
+  ASSERT_TRUE(view.ok()) << view.status();
+  const absl::StatusOr<StepListing> listing = ListSteps(files_);
+  ASSERT_TRUE(listing.ok()) << listing.status();
+  ASSERT_EQ(view->found.size(), 3U);
+  for (size_t i = 0; i < 3; ++i) {
+    const FoundSave& found = view->found[i];
+    const CommittedStepInfo& info = listing->steps[2 - i];  // newest first
+    EXPECT_EQ(found.saved.save.step, 10 + 10 * static_cast<int64_t>(i));
+    EXPECT_EQ(found.saved.save.path, files_.Locate(info.directory));
+    EXPECT_EQ(found.saved.save.bytes, info.commit.bytes);
+    EXPECT_GT(found.saved.save.bytes, 0);
+    EXPECT_EQ(found.saved.save.files, info.commit.files);
+    EXPECT_EQ(found.saved.save.save_id.size(), 2 * info.commit.save_id.size());
+    EXPECT_EQ(found.saved.epoch, 1);
+    EXPECT_EQ(found.saved.attempt, 1);
+    EXPECT_EQ(found.saved.world_size, 1);
+    EXPECT_EQ(found.bad, i == 1);
+  }
+  // A restore above the recorded commit tells of them, too.
+  const auto restore = keeper_.PrepareRestore(ours_,
+                                              {.committed_step = 10,
+                                               .has_commit = true,
+                                               .has_run = true,
+                                               .known_saves = {view->found[0].saved.save.save_id}});
+  ASSERT_TRUE(restore.ok()) << restore.status();
+  EXPECT_EQ(restore->step, 30);
+  ASSERT_EQ(restore->found.size(), 2U);
+  EXPECT_EQ(restore->found[0].saved.save.step, 20);
+  EXPECT_EQ(restore->found[1].saved.save.step, 30);
+  const absl::StatusOr<RestorePoint> again = Relaunch(30);
+  ASSERT_TRUE(again.ok()) << again.status();
+  EXPECT_TRUE(again->found.empty()) << "the record is not behind";
+  // What another job committed is no step of this one.
+  std::set<std::string> known;
+  for (const FoundSave& found : view->found) {
+    known.insert(found.saved.save.save_id);
+  }
+  const absl::StatusOr<FolderView> none = keeper_.Look(ours_, known);
+  ASSERT_TRUE(none.ok()) << none.status();
+  EXPECT_TRUE(none->found.empty());
+  EXPECT_EQ(none->steps.size(), 3U);
+}
+
 TEST_F(StoreCheckpointKeeperTest, RetentionKeepsTheLastStepsAndThePeriodicOnes) {
   ASSERT_TRUE(Launch(ours_).ok());
   for (const int64_t step : {10, 20, 30, 40, 50}) {
@@ -428,7 +478,7 @@ TEST_F(StoreCheckpointKeeperTest, OldLeftoversGoAndAreListedBefore) {
   SaveStep(10);
   ASSERT_TRUE(store::MakeDirectories(files_, "bad/step-0000000005.e1.a1.step").ok());
   ASSERT_TRUE(store::MakeDirectories(files_, "rolled-back-e3/step-0000000020").ok());
-  const absl::StatusOr<FolderView> view = keeper_.Look(ours_);
+  const absl::StatusOr<FolderView> view = keeper_.Look(ours_, {});
   ASSERT_TRUE(view.ok()) << view.status();
   EXPECT_EQ(view->steps, std::vector<int64_t>{10});
   ASSERT_EQ(view->leftovers.size(), 2U);

@@ -285,7 +285,8 @@ absl::StatusOr<StepVerdict> SimulatedCheckpoints::Condemn(const CheckpointJob& j
   return found->second.bad ? StepVerdict::kDamaged : StepVerdict::kGood;
 }
 
-absl::StatusOr<FolderView> SimulatedCheckpoints::Look(const CheckpointJob& job) {
+absl::StatusOr<FolderView> SimulatedCheckpoints::Look(
+    const CheckpointJob& job, const std::set<std::string>& /*known_saves*/) {
   RETURN_IF_ERROR(Reachable());
   FolderView view;
   for (const auto& [number, step] : folders_[Root(job.spec)].steps) {

@@ -172,7 +172,8 @@ class SimulatedCheckpoints : public CheckpointKeeper {
                     const std::string& /*reason*/) override {
     return Reachable();
   }
-  absl::StatusOr<FolderView> Look(const CheckpointJob& job) override;
+  absl::StatusOr<FolderView> Look(const CheckpointJob& job,
+                                  const std::set<std::string>& known_saves) override;
   absl::Status RemoveAll(const CheckpointJob& job) override;
 
   absl::Status RemoveAttempt(const CheckpointJob& job, ckpt::AttemptKey key) override;

@@ -114,13 +114,13 @@ bool Membership::SetHold(const std::string& node_id, NodeHold hold, const std::s
   return true;
 }
 
-void Membership::Remember(const std::string& node_id, NodeHold hold, const std::string& reason) {
+void Membership::Remember(const std::string& node_id, const GoneNode& gone) {
   NodeRecord& node = nodes_[node_id];
   node.facts.node_id = node_id;
-  node.state = NodeState::kLost;
-  node.message = "not here since the coordinator started";
-  node.hold = hold;
-  node.hold_reason = reason;
+  node.state = gone.has_left ? NodeState::kLeft : NodeState::kLost;
+  node.message = gone.message.empty() ? "not here since the coordinator started" : gone.message;
+  node.heard_wall_ms = gone.heard_wall_ms;
+  node.remembered_wall_ms = gone.wall_ms;
 }
 
 std::string Membership::NameTaken(const HelloMessage& hello,

@@ -48,12 +48,21 @@ struct NodeRecord {
   bool ended = false;        // drained, and its stream was closed when no trainer was left there
   NodeHold hold = NodeHold::kNone;
   std::string hold_reason;
+  int64_t remembered_wall_ms = 0;  // of a node that was not here since the coordinator started
 
   // Out of the fleet until its daemon says Hello again.
   bool IsGone() const { return state == NodeState::kLost || state == NodeState::kLeft; }
   bool TakesWork() const {
     return state == NodeState::kReady && stream.has_value() && hold == NodeHold::kNone;
   }
+};
+
+// What the database tells of a node that is not here.
+struct GoneNode {
+  bool has_left = false;      // LEFT, else LOST
+  std::string message = {};   // empty: not known
+  int64_t heard_wall_ms = 0;  // 0: not known
+  int64_t wall_ms = 0;        // now
 };
 
 struct HelloOutcome {
@@ -100,8 +109,8 @@ class Membership {
   void OnDrain(StreamId stream, const std::string& reason);
   // False: no such node.
   bool SetHold(const std::string& node_id, NodeHold hold, const std::string& reason);
-  // A node that is held since before this coordinator started, and is not here yet.
-  void Remember(const std::string& node_id, NodeHold hold, const std::string& reason);
+  // A node from before this coordinator started that is not here: LOST or LEFT.
+  void Remember(const std::string& node_id, const GoneNode& gone);
 
   // Judges everybody by what has arrived; each node that is gone is returned once, also for each
   // job.

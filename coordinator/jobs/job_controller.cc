@@ -56,9 +56,16 @@ absl::Status JobController::Start() {
   }
   for (const NodeRow& node : state.nodes) {
     const NodeHold hold = static_cast<NodeHold>(node.hold);
-    if (hold != NodeHold::kNone) {
-      membership_.Remember(node.id, hold, node.hold_reason);
+    if (node.incarnation.empty()) {
+      membership_.Remember(node.id,
+                           {.has_left = node.has_left != 0,
+                            .message = node.gone_reason,
+                            .heard_wall_ms = node.seen_ms,
+                            .wall_ms = parts_.clock->WallMs()});
+    } else if (hold != NodeHold::kNone) {
+      membership_.Remember(node.id, {.wall_ms = parts_.clock->WallMs()});
     }
+    membership_.SetHold(node.id, hold, node.hold_reason);
     if (!node.incarnation.empty()) {
       expected_nodes_.insert(node.id);
       known_nodes_[node.id] = node;

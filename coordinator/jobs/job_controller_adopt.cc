@@ -172,6 +172,17 @@ void JobController::LoseAbsentNodes() {
   for (const std::string& node_id : std::exchange(expected_nodes_, {})) {
     LoseSlots(node_id, "it did not return after the coordinator's restart", {});
   }
+  if (parts_.clock->MonotonicMs() < return_until_ms_) {
+    return;
+  }
+  for (const auto& [node_id, row] : std::exchange(known_nodes_, {})) {
+    if (membership_.Find(node_id) == nullptr) {
+      membership_.Remember(node_id,
+                           {.message = "it did not return after the coordinator's restart",
+                            .wall_ms = parts_.clock->WallMs()});
+    }
+    SaveRow(node_id, "its absence");
+  }
 }
 
 void JobController::NoteHeld(Entry& entry,

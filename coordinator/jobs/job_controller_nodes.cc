@@ -161,6 +161,9 @@ NodeRow JobController::RowOf(const std::string& node_id) const {
     row.hold_reason = node->hold_reason;
     if (node->IsGone()) {
       row.incarnation.clear();  // nobody waits for it after a restart
+      row.has_left = node->state == NodeState::kLeft ? 1 : 0;
+      row.gone_reason = node->message;
+      row.seen_ms = std::max(node->heard_wall_ms, node->remembered_wall_ms);
     }
     row.host_id = node->facts.host_id;
     row.work_lock = node->facts.work_lock;

@@ -298,7 +298,7 @@ void JobController::SweepNodes(int64_t now_ms) {
   std::vector<std::string> old;
   for (const auto& [id, node] : membership_.nodes()) {
     if (node.IsGone() && node.hold == NodeHold::kNone &&
-        now_ms - node.heard_wall_ms >= options_.lost_node_ms) {
+        now_ms - std::max(node.heard_wall_ms, node.remembered_wall_ms) >= options_.lost_node_ms) {
       old.push_back(id);
     }
   }
@@ -319,6 +319,20 @@ void JobController::ForgetNode(const std::string& node_id, StatusAnswer answer) 
                                                         " is ",
                                                         std::string(NodeStateName(node->state)),
                                                         ", neither LOST nor LEFT"));
+    }
+    if (node->hold != NodeHold::kNone) {
+      const bool drained = node->hold == NodeHold::kDrained;
+      return absl::FailedPreconditionError(
+          absl::StrCat("node ",
+                       node_id,
+                       drained ? " is drained" : " is quarantined",
+                       node->hold_reason.empty() ? "" : ": ",
+                       node->hold_reason,
+                       "; a forgotten node is a new one, which takes work when it joins again. To "
+                       "forget it, lift that first: `ravelctl nodes ",
+                       drained ? "undrain " : "release ",
+                       node_id,
+                       "`"));
     }
     StoreChange change;
     change.deleted_nodes.push_back(node_id);

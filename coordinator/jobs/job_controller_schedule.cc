@@ -28,6 +28,9 @@ constexpr int64_t kMostBetweenLooksMs = 250;
 std::string WhyNoGpu(const std::map<std::string, NodeRecord>& nodes) {
   std::map<std::string, std::vector<std::string>> names_by_reason;
   for (const auto& [id, node] : nodes) {
+    if (node.facts.incarnation.empty()) {
+      continue;  // not here since the coordinator started: its devices are not known
+    }
     for (const DeviceFacts& device : node.facts.devices) {
       if (device.kind == "gpu") {
         return "";

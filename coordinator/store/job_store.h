@@ -72,6 +72,8 @@ struct NodeRow {
   // Identity of the daemon (HelloMessage): tells which process of this name came later.
   std::string host_id = {};
   std::string work_lock = {};
+  int64_t has_left = 0;          // 1: gone in order, LEFT
+  std::string gone_reason = {};  // of a node that is gone
 };
 
 // Where the time of a job's devices went (Goodput), as of wall_ms.

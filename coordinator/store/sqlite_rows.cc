@@ -269,7 +269,9 @@ const Table<NodeRow>& NodeTable() {
                                      Field("hold", kInteger, &NodeRow::hold),
                                      Field("hold_reason", kText, &NodeRow::hold_reason),
                                      Field("host_id", kText, &NodeRow::host_id),
-                                     Field("work_lock", kText, &NodeRow::work_lock)}};
+                                     Field("work_lock", kText, &NodeRow::work_lock),
+                                     Field("has_left", kInteger, &NodeRow::has_left),
+                                     Field("gone_reason", kText, &NodeRow::gone_reason)}};
   return table;
 }
 

@@ -97,7 +97,8 @@ TEST(MembershipTest, ALiveDaemonKeepsItsName) {
 TEST(MembershipTest, AHeldNodeTakesNoWorkWhateverItsDaemonDoes) {
   Membership members(1000);
   EXPECT_FALSE(members.SetHold("a", NodeHold::kDrained, ""));
-  members.Remember("a", NodeHold::kDrained, "new disk");
+  members.Remember("a", {.wall_ms = 5});
+  EXPECT_TRUE(members.SetHold("a", NodeHold::kDrained, "new disk"));
   EXPECT_EQ(members.Find("a")->state, NodeState::kLost);
   members.OnHello(1, Hello("a", "i"), 0, 0);
   EXPECT_EQ(members.Find("a")->state, NodeState::kReady);

@@ -50,8 +50,10 @@ constexpr FailureReason kReasons[] = {
     {"CheckpointTooOld", C::kInfrastructure, true, A::kFail, R::kNever, 2, -1},
     {"StartFailed", C::kInfrastructure, false, A::kAvoidNode, R::kNever, 2, -1},
     {"PreflightFailed", C::kInfrastructure, false, A::kAvoidNode, R::kNever, 2, -1},
-    // A data set is larger than all that the node's --data-cache-bytes allows.
+    // A data set is larger than all that the node's --data-cache-bytes allows, or than every
+    // node's.
     {"DataCacheTooSmall", C::kInfrastructure, false, A::kAvoidNode, R::kNever, 2, -1},
+    {"DataCachesTooSmall", C::kInfrastructure, true, A::kFail, R::kNever, 3, -1},
     {"Preempted", C::kPreemption, false, A::kMove, R::kNever, 2, -1},
     {"NodeDrain", C::kPreemption, false, A::kMove, R::kNever, 2, -1},
     {"CapacityNotice", C::kPreemption, false, A::kMove, R::kNever, 2, -1},

@@ -199,7 +199,8 @@ class JobController {
     JobRun run;
     JobProgress progress;
     AvoidSet avoided;
-    std::set<std::string> lacking;  // nodes that have not what the job names
+    std::set<std::string> lacking;    // nodes that have not what the job names
+    std::set<std::string> too_small;  // nodes whose data cache never holds the job's data
     SaveCoordinator saves;
     SaveCounts save_counts;    // of saves_: whoever changes these counts them again
     int64_t skip_told_ms = 0;  // wall time of the newest SaveSkipped event
@@ -436,8 +437,7 @@ class JobController {
   void OnStepReport(Entry& entry, const TrainerFrame& frame, const StepReport& report);
 
   // job_controller_nodes.cc: which nodes are to be trusted.
-  // Nodes where the job should not be placed now: those that failed it or others, as far as it
-  // finds room elsewhere.
+  // Nodes to keep the job from now: that failed it or others, as far as it has room elsewhere.
   std::set<std::string> AvoidedNodes(const Entry& entry) const;
   // Nodes that the job is rather smaller than on.
   std::set<std::string> ShunnedNodes(const Entry& entry) const;

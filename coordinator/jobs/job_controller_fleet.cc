@@ -110,6 +110,9 @@ void JobController::OnHello(StreamId stream, const HelloMessage& hello, int64_t 
 void JobController::OnNewIncarnation(const HelloMessage& hello) {
   std::erase_if(launches_,
                 [&hello](const auto& sent) { return sent.second.node_id == hello.node_id; });
+  for (auto& [uid, entry] : entries_) {
+    entry.too_small.erase(hello.node_id);  // its daemon may have a larger cache now
+  }
   SaveRow(hello.node_id, "its registration");
   log::Info(
       absl::StrCat("node ", hello.node_id, " registered with ", hello.devices.size(), " devices"));

@@ -16,7 +16,9 @@
 namespace ravel::coordinator {
 
 std::set<std::string> JobController::ShunnedNodes(const Entry& entry) const {
-  return entry.avoided.Nodes(kShunned, parts_.clock->MonotonicMs());
+  std::set<std::string> nodes = entry.avoided.Nodes(kShunned, parts_.clock->MonotonicMs());
+  nodes.insert(entry.too_small.begin(), entry.too_small.end());
+  return nodes;
 }
 
 // To prefer is not to forbid: what is avoided leaves the job as large as it could be, what is
@@ -24,27 +26,39 @@ std::set<std::string> JobController::ShunnedNodes(const Entry& entry) const {
 std::set<std::string> JobController::AvoidedNodes(const Entry& entry) const {
   const int64_t now_ms = parts_.clock->MonotonicMs();
   const plan::JobSpec& spec = entry.record.spec;
+  // A cache that is too small stays so. Where no other node can hold the data the job goes there
+  // all the same, to end with that refusal.
+  std::set<std::string> never;
+  if (!entry.too_small.empty() && FitsElsewhere(entry, "")) {
+    never = entry.too_small;
+  }
   const auto size_without = [&](const std::set<std::string>& nodes) {
     return ChooseSize(spec, scheduler_.Free(ShapeOf(spec, nodes)));
   };
+  const auto with_never = [&never](std::set<std::string> nodes) {
+    nodes.insert(never.begin(), never.end());
+    return nodes;
+  };
   std::set<std::string> avoided = entry.avoided.Nodes(1, now_ms);
   avoided.merge(penalties_.Nodes(now_ms));
-  const int64_t size = size_without({});
+  const int64_t size = size_without(never);
   if (avoided.empty() || size == 0) {
-    return {};  // what comes next may be what is avoided
+    return never;  // what comes next may be what is avoided
   }
+  avoided = with_never(std::move(avoided));
   if (size_without(avoided) == size) {
     return avoided;
   }
-  std::set<std::string> shunned = ShunnedNodes(entry);
-  return size_without(shunned) > 0 ? shunned : std::set<std::string>();
+  std::set<std::string> shunned = with_never(ShunnedNodes(entry));
+  return size_without(shunned) > 0 ? shunned : never;
 }
 
 bool JobController::FitsElsewhere(const Entry& entry, const std::string& node_id) const {
   const plan::JobSpec& spec = entry.record.spec;
   std::map<std::string, int64_t> hosts;
   for (const auto& [id, node] : membership_.nodes()) {
-    if (id == node_id || entry.lacking.contains(id) || !node.TakesWork()) {
+    if (id == node_id || entry.lacking.contains(id) || entry.too_small.contains(id) ||
+        !node.TakesWork()) {
       continue;
     }
     hosts[HostOf(node.facts.host_id, id)] += std::count_if(
@@ -65,6 +79,10 @@ std::string JobController::ReasonOfRefusal(Entry& entry,
                                            const std::string& said) {
   if (said.empty()) {
     return "StartFailed";
+  }
+  if (said == "DataCacheTooSmall") {
+    entry.too_small.insert(node_id);
+    return FitsElsewhere(entry, node_id) ? said : "DataCachesTooSmall";
   }
   if (said != "DataError") {
     return said;

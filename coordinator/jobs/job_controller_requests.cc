@@ -170,6 +170,7 @@ void JobController::Retry(const JobKey& key, const RetryDraft& draft, Answer<Job
     job.run = JobRun();
     job.avoided = AvoidSet();
     job.lacking.clear();
+    job.too_small.clear();
     job.held = {-1, 0, 0};
   };
   Ask(entries_.at(uid), std::move(step), draft.request_id, [=, this](const absl::Status& status) {

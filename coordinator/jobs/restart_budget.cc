@@ -16,9 +16,7 @@ namespace {
 constexpr int64_t kDayMs = 24LL * 3600 * 1000;
 constexpr int64_t kShortestWaitMs = 100;
 constexpr int64_t kLongestWaitMs = 60 * 1000;  // for what is not charged
-// For what stays as it is until an operator starts a daemon with another flag.
-constexpr int64_t kLongestOperatorWaitMs = 10 * 60 * 1000;
-constexpr int64_t kMostTimes = 1000;  // of failures within a day that are kept
+constexpr int64_t kMostTimes = 1000;           // of failures within a day that are kept
 // Failures of the job's own making in a row without a higher commit, unless the job file says
 // another number.
 constexpr int64_t kUserFailuresWithoutProgress = 3;
@@ -58,11 +56,12 @@ int64_t UnchargedWait(const plan::RestartSpec& limits,
                       int64_t waits,
                       std::string_view uid,
                       int64_t attempt) {
+  if (reason.name == "DataCacheTooSmall") {
+    return 0;  // it is not placed there again, and ends when no node is left
+  }
   const int64_t doublings = reason.answer == FailureAnswer::kWait ? waits - 1 : waits - 2;
   const int64_t longest =
-      reason.name == "DataCacheTooSmall"
-          ? kLongestOperatorWaitMs
-          : std::min(std::max(limits.max_backoff_ms, kShortestWaitMs), kLongestWaitMs);
+      std::min(std::max(limits.max_backoff_ms, kShortestWaitMs), kLongestWaitMs);
   return doublings < 0 ? 0 : Doubled(limits, doublings, longest, uid, attempt);
 }
 

@@ -122,6 +122,61 @@ TEST_F(BadNodeTest, DataThatNoNodeHasIsTheJobsError) {
   EXPECT_EQ(Node("a").state, "READY") << "no machine's fault";
 }
 
+TEST_F(BadNodeTest, ANodeWhoseDataCacheIsTooSmallIsNotTriedAgain) {
+  for (const char* id : {"a-small", "b-small", "c-small"}) {
+    world_.AddNode(id).refuses_with = "DataCacheTooSmall";
+  }
+  world_.AddNode("d-large");
+  ASSERT_TRUE(world_.Submit(Spec("other", {1}, 1000)).ok());  // d-large is busy
+  world_.Advance(200);
+  ASSERT_EQ(world_.controller().Nodes()[3].devices_free, 0) << "the first three refused it";
+  ASSERT_TRUE(world_.Submit(Spec("job", {1}, 10)).ok());
+  world_.Advance(600'000);
+  EXPECT_EQ(State("job"), JobState::kQueued) << "d-large is waited for";
+  EXPECT_EQ(world_.Job("job").record.attempt, 3) << "once on each of the others";
+  EXPECT_EQ(world_.Job("job").record.budget.used, 0);
+  ASSERT_TRUE(world_.Cancel({"default", "other"}, "").ok());
+  world_.Advance(1'000);
+  EXPECT_EQ(State("job"), JobState::kRunning);
+}
+
+TEST_F(BadNodeTest, DataThatNoCacheHoldsEndsTheJobAtOnce) {
+  for (const char* id : {"a", "b"}) {
+    world_.AddNode(id).refuses_with = "DataCacheTooSmall";
+  }
+  ASSERT_TRUE(world_.Submit(Spec("job", {1}, 10)).ok());
+  world_.Advance(2'000);
+  EXPECT_EQ(State("job"), JobState::kFailed);
+  EXPECT_EQ(world_.Job("job").record.reason, "DataCachesTooSmall");
+  EXPECT_EQ(world_.Job("job").record.failure_class, "infrastructure");
+  EXPECT_EQ(world_.Job("job").record.attempt, 2);
+  // A job of two ranks is refused by both nodes at once.
+  ASSERT_TRUE(world_.Submit(Spec("both", {2}, 10)).ok());
+  world_.Advance(2'000);
+  EXPECT_EQ(State("both"), JobState::kFailed);
+  EXPECT_EQ(world_.Job("both").record.reason, "DataCachesTooSmall");
+  // A daemon with a larger cache is another chance.
+  world_.node("a").refuses_with.clear();
+  world_.Restart(world_.node("a"));
+  ASSERT_TRUE(world_.Retry({"default", "job"}, {}).ok());
+  world_.Advance(1'000);
+  EXPECT_EQ(State("job"), JobState::kRunning);
+}
+
+TEST_F(BadNodeTest, ADaemonThatIsStartedAnewMayHoldTheDataThen) {
+  world_.AddNode("a").refuses_with = "DataCacheTooSmall";
+  world_.AddNode("b");
+  ASSERT_TRUE(world_.Submit(Spec("other", {1}, 1000)).ok());
+  world_.Advance(200);
+  ASSERT_TRUE(world_.Submit(Spec("job", {1}, 10)).ok());
+  world_.Advance(20'000);
+  ASSERT_EQ(State("job"), JobState::kQueued);
+  world_.node("a").refuses_with.clear();
+  world_.Restart(world_.node("a"));
+  world_.Advance(60'000);
+  EXPECT_EQ(State("job"), JobState::kRunning);
+}
+
 TEST_F(BadNodeTest, PathsThatDoNotAnswerAreWaitedForAnywhere) {
   world_.AddNode("a").refuses_with = "PreflightFailed";
   ASSERT_TRUE(world_.Submit(Spec("job", {1}, 10)).ok());

@@ -14,6 +14,7 @@
 #include "common/check.h"
 #include "common/crypto.h"
 #include "common/logging.h"
+#include "coordinator/jobs/growth.h"
 #include "coordinator/jobs/job_start.h"
 
 namespace ravel::coordinator {
@@ -255,6 +256,20 @@ JobView JobController::ViewOf(const Entry& entry) const {
   view.failed_saves = entry.save_counts.failed;
   view.skipped_saves = entry.saves.skipped();
   view.eta_seconds = EtaSeconds(entry.record, entry.progress);
+  const JobRecord& record = entry.record;
+  if (record.state == JobState::kRunning && entry.run.phase == RunPhase::kTraining &&
+      record.world_size < record.spec.device_count) {
+    view.conditions.push_back(
+        WantedSize({.spec = &record.spec,
+                    .world_size = record.world_size,
+                    .free = scheduler_.Free(ShapeOf(record.spec, ShunnedNodes(entry))),
+                    .queued = scheduler_.queued(),
+                    .since_ms = entry.run.grow_since_ms,
+                    .rested_ms = entry.growth.due_ms(),
+                    .saving = !entry.saves.idle() || entry.run.committing > 0,
+                    .now_ms = parts_.clock->MonotonicMs()}));
+    view.conditions.back().time_ms = entry.run.trained_since_ms;
+  }
   const std::string why = WhyQueued(entry);
   if (!why.empty()) {
     view.record.message = why;

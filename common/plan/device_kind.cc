@@ -113,7 +113,7 @@ absl::StatusOr<DeviceKind> KindOf(std::string_view name, std::string_view text) 
     SetRates(kKnown[1], kind);
     return kind;
   }
-  if (kind.memory_bytes == 0 || model.empty()) {
+  if (kind.memory_bytes == 0 || model.empty() || model.back() == '-') {
     return Expected(text);
   }
   SetRates(kKnown[1], kind);

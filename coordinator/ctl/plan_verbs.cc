@@ -170,10 +170,18 @@ std::string OffloadText(const Planned& planned) {
 absl::StatusOr<Planned> MakePlan(const PlanOptions& options) {
   ASSIGN_OR_RETURN(plan::DeviceRequest devices, plan::ParseDevices(options.devices, false));
   const bool named = options.devices.find('x') != std::string::npos;
-  ASSIGN_OR_RETURN(const CanonicalJob job,
-                   LoadJobFile(options.file, PathScope::kModel, [&](v1::TrainingJob& from) {
-                     AskFor(devices, named, from);
-                   }));
+  const absl::StatusOr<CanonicalJob> loaded =
+      LoadJobFile(options.file, PathScope::kModel, [&](v1::TrainingJob& from) {
+        AskFor(devices, named, from);
+      });
+  if (!loaded.ok()) {
+    // A job that is right by itself is refused for what the flag has changed of it.
+    const bool by_flag =
+        !options.devices.empty() && LoadJobFile(options.file, PathScope::kModel).ok();
+    return by_flag ? Annotate(loaded.status(), absl::StrCat("--devices ", options.devices))
+                   : loaded.status();
+  }
+  const CanonicalJob& job = *loaded;
   if (!named) {
     ASSIGN_OR_RETURN(devices, plan::ParseDevices(options.devices, job.spec.cpu_devices));
   }

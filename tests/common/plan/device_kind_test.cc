@@ -58,6 +58,8 @@ TEST(DeviceKind, CountsNamesAndMemory) {
                           "4x",
                           "H100-80G",
                           "4xH100",
+                          "8xH100--5G",
+                          "8x--5G",
                           "4xH100-80",
                           "4xH100-0G",
                           "4xcpu-x",

@@ -309,6 +309,7 @@ TEST_F(PlanFile, MistakesAreNamed) {
   const Ran batch = PlanWith({.file = file, .devices = "32xcpu"});
   EXPECT_EQ(batch.exit_code, kExitUsage);
   EXPECT_THAT(batch.err, HasSubstr("spec.training.globalBatch"));
+  EXPECT_THAT(batch.err, HasSubstr("--devices 32xcpu: ")) << "the file itself is right";
 }
 
 }  // namespace

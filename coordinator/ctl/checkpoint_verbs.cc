@@ -42,7 +42,7 @@ int PrintAndReport(const Action& action) {
   std::ostringstream out;
   const absl::Status status = action(out);
   Print(out.str());
-  return Report(status);
+  return ReportEnd(status);
 }
 
 bool IsInterrupted() {
@@ -229,6 +229,7 @@ int RunRollback(const CommonOptions& common, const CheckpointVerbOptions& option
 }
 
 int RunCheckpointsCopy(const CommonOptions& common, const CheckpointVerbOptions& options) {
+  Interrupt::Get();  // from here on a signal is noticed between pieces, and told
   return PrintAndReport([&](std::ostream& out) {
     return CopyCheckpoint({.from = options.target,
                            .to = options.to,
@@ -246,6 +247,7 @@ int RunCheckpointsExport(const CommonOptions& common, const CheckpointVerbOption
     return ReportUsage(
         absl::StrCat("--reader: expected transformers or vllm, got '", options.reader, "'"));
   }
+  Interrupt::Get();  // from here on a signal is noticed between pieces, and told
   return PrintAndReport([&](std::ostream& out) {
     return ExportCheckpoint({.step = options.target,
                              .format = options.format,

@@ -310,11 +310,19 @@ void PrintManifest(const ckpt::Manifest& manifest,
                                                         manifest.quant.rounding))
       << "\n"
       << "state digest  " << Hex(manifest.state_digest) << "\n"
-      << "for torch     HuggingFaceStorageReader(\"" << path << "/model\"), (\"" << path
-      << "/optim\")\n";
+      << "for torch     ";
+  if (store::IsRemoteStore(path)) {
+    out << "ravelctl checkpoints copy " << path << " DIR first: torch reads no "
+        << path.substr(0, path.find(':')) << " store\n";
+  } else {
+    out << "HuggingFaceStorageReader(\"" << path << "/model\"), (\"" << path << "/optim\")\n";
+  }
+  if (glob.empty()) {
+    return;
+  }
   Table table({"TENSOR", "DTYPE", "SHAPE", "DIGEST64", "CHUNKS"});
   for (const ckpt::TensorRecord& tensor : manifest.tensors) {
-    if (!glob.empty() && MatchesGlob(glob, tensor.name)) {
+    if (MatchesGlob(glob, tensor.name)) {
       table.AddRow({tensor.name,
                     std::string(DTypeName(tensor.dtype)),
                     ShapeText(tensor.shape),
@@ -322,7 +330,11 @@ void PrintManifest(const ckpt::Manifest& manifest,
                     absl::StrCat(tensor.chunks.size())});
     }
   }
-  out << table.Text(true);
+  if (table.empty()) {
+    out << "no tensor matches " << glob << "\n";
+  } else {
+    out << table.Text(true);
+  }
 }
 
 }  // namespace

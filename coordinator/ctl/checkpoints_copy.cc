@@ -73,6 +73,7 @@ class Copy {
   absl::Status Run() {
     RETURN_IF_ERROR(MakeFolders());
     for (const ckpt::FileRecord& file : step_.manifest().files) {
+      RETURN_IF_ERROR(CheckGoesOn());
       RETURN_IF_ERROR(CopyFile(file));
     }
     RETURN_IF_ERROR(CopySmall(ckpt::kManifestFile));
@@ -90,6 +91,13 @@ class Copy {
   int64_t copied_bytes() const { return copied_bytes_; }
 
  private:
+  absl::Status CheckGoesOn() const {
+    return cancelled_ && cancelled_()
+               ? absl::CancelledError(
+                     "interrupted; the same command goes on with the files that are whole")
+               : absl::OkStatus();
+  }
+
   absl::Status MakeFolders() {
     std::set<std::string> folders = {attempt_};
     for (const ckpt::FileRecord& file : step_.manifest().files) {
@@ -144,9 +152,7 @@ class Copy {
                                                 ": its checksum is not the manifest's"));
       }
       RETURN_IF_ERROR(writer->Append(buffer));
-      if (cancelled_ && cancelled_()) {
-        return absl::CancelledError("interrupted; another copy goes on with what is whole");
-      }
+      RETURN_IF_ERROR(CheckGoesOn());
     }
     RETURN_IF_ERROR(writer->Finish());
     ++copied_files_;
@@ -209,6 +215,19 @@ absl::StatusOr<bool> IsCopied(const ObjectStore& target, const ckpt::CommitRecor
                                        target.Locate(name), ": is there, and is another step"));
 }
 
+// A name that comes or goes while this copy works on it is the work of another one.
+absl::Status TellOfOthers(const absl::Status& status, const std::string& to) {
+  if (!absl::IsNotFound(status) && !absl::IsAlreadyExists(status)) {
+    return status;
+  }
+  return absl::AbortedError(
+      absl::StrCat(to,
+                   ": another copy of this step is under way there, or has just ended; when none "
+                   "is, the same command goes on with the files that are whole (",
+                   std::string(status.message()),
+                   ")"));
+}
+
 }  // namespace
 
 absl::Status CopyCheckpoint(const CheckpointCopyOptions& options, std::ostream& out) {
@@ -243,7 +262,7 @@ absl::Status CopyCheckpoint(const CheckpointCopyOptions& options, std::ostream& 
     // Another copy of the same step may have come first.
     const absl::StatusOr<bool> now = IsCopied(*target, step.commit());
     if (!now.ok() || !*now) {
-      return copied;
+      return TellOfOthers(copied, to);
     }
   }
   if (document) {

@@ -432,8 +432,10 @@ class Exporter {
   }
 
   absl::Status CheckGoesOn() const {
-    return options_.cancelled && options_.cancelled() ? absl::CancelledError("interrupted")
-                                                      : absl::OkStatus();
+    return options_.cancelled && options_.cancelled()
+               ? absl::CancelledError(
+                     "interrupted; nothing was published, and the same command begins anew")
+               : absl::OkStatus();
   }
 
   absl::Status ReadBack(const WeightFile& file) const {

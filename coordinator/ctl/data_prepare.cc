@@ -129,8 +129,15 @@ class Preparer {
                                                          "tokens"))
                : absl::OkStatus();
   }
+  absl::Status CheckGoesOn() const {
+    return request_.cancelled && request_.cancelled()
+               ? absl::CancelledError(
+                     "interrupted; no file has changed, and the same command begins anew")
+               : absl::OkStatus();
+  }
   absl::Status OpenInputs() {
     for (const std::string& path : request_.inputs) {
+      RETURN_IF_ERROR(CheckGoesOn());
       ASSIGN_OR_RETURN(MappedText text, MappedText::Open(path));
       RETURN_IF_ERROR(CheckUtf8(text));
       texts_.push_back(
@@ -212,6 +219,7 @@ class Preparer {
         rest.remove_prefix(cut);
         done += static_cast<int64_t>(cut);
         progress_("counting words", done, result_.text_bytes);
+        RETURN_IF_ERROR(CheckGoesOn());
       }
     }
     progress_("training", done, result_.text_bytes);
@@ -267,9 +275,7 @@ class Preparer {
       document.remove_prefix(cut);
       done_ += static_cast<int64_t>(cut);
       progress_("tokenizing", done_, result_.text_bytes);
-      if (request_.cancelled && request_.cancelled()) {
-        return absl::CancelledError("interrupted; nothing has changed");
-      }
+      RETURN_IF_ERROR(CheckGoesOn());
     }
     return absl::OkStatus();
   }

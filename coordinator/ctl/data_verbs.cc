@@ -177,6 +177,7 @@ int RunDataPrepare(const CommonOptions& common, const PrepareOptions& options) {
   request.end_of_document = options.end_of_document;
   request.require_utf8 = options.require_utf8;
   request.cancelled = [] { return Interrupt::Get().requested(); };
+  Interrupt::Get();  // from here on a signal is noticed between pieces, and told
   PrepareBar bar;
   const int64_t start_ms = SystemClock::Get().MonotonicMs();
   const absl::StatusOr<PrepareResult> result = PrepareData(
@@ -184,7 +185,7 @@ int RunDataPrepare(const CommonOptions& common, const PrepareOptions& options) {
       [&bar](const char* phase, int64_t done, int64_t all) { bar.Show(phase, done, all); });
   bar.Finish();
   if (!result.ok()) {
-    return Report(result.status());
+    return ReportEnd(result.status());
   }
   for (const std::string& warning : result->warnings) {
     Say(absl::StrCat("ravelctl: warning: ", warning));

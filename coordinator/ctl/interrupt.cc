@@ -5,12 +5,14 @@
 #include <map>
 #include <thread>
 
+#include <absl/strings/str_cat.h>
 #include <fcntl.h>
 #include <unistd.h>
 
 #include "common/check.h"
 #include "common/mutex.h"
 #include "coordinator/ctl/exit_code.h"
+#include "coordinator/ctl/output.h"
 
 namespace ravel::ctl {
 
@@ -26,11 +28,13 @@ namespace {
 
 int signal_pipe[2] = {-1, -1};
 std::atomic<int> signals_seen = 0;
+std::atomic<int> first_signal = 0;
 
-void OnSignal(int) {
+void OnSignal(int signal) {
   if (signals_seen.fetch_add(1) > 0) {
-    _exit(kExitInterrupted);
+    _exit(128 + signal);
   }
+  first_signal = signal;
   const char byte = 1;
   (void)!write(signal_pipe[1], &byte, 1);
 }
@@ -67,6 +71,19 @@ Interrupt::Interrupt() : state_(new State) {
 
 bool Interrupt::requested() const {
   return state_->requested;
+}
+
+int Interrupt::exit_code() const {
+  const int signal = first_signal;
+  return signal == 0 ? kExitInterrupted : 128 + signal;
+}
+
+int ReportEnd(const absl::Status& status) {
+  if (!absl::IsCancelled(status)) {
+    return Report(status);
+  }
+  Say(absl::StrCat("ravelctl: ", std::string(status.message())));
+  return Interrupt::Get().exit_code();
 }
 
 Interrupt::Scope::Scope(std::function<void()> action) {

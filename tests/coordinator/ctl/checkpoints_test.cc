@@ -141,6 +141,15 @@ TEST_F(CheckpointsTest, ShowDescribesAStep) {
   EXPECT_THAT(out_.str(), Not(HasSubstr("model.layers.0.input_layernorm.weight")));
 }
 
+TEST_F(CheckpointsTest, ShowHasNoTableWithoutTensors) {
+  ASSERT_TRUE(ShowCheckpoint({.step = Step()}, out_).ok());
+  EXPECT_THAT(out_.str(), Not(HasSubstr("CHUNKS")));
+  EXPECT_THAT(out_.str(), HasSubstr("HuggingFaceStorageReader"));
+  ASSERT_TRUE(ShowCheckpoint({.step = Step(), .tensors = "nothing*"}, out_).ok());
+  EXPECT_THAT(out_.str(), HasSubstr("no tensor matches nothing*"));
+  EXPECT_THAT(out_.str(), Not(HasSubstr("CHUNKS")));
+}
+
 TEST_F(CheckpointsTest, ShowAsJsonListsTensorsOfTheGlob) {
   ASSERT_TRUE(
       ShowCheckpoint({.step = Job(), .tensors = "model.norm.weight", .format = Format::kJson}, out_)
@@ -396,6 +405,7 @@ TEST_F(CheckpointsTest, ACopyThatWasCutOffGoesOnWithoutItsLeftovers) {
   const absl::Status cut = CopyCheckpoint(
       {.from = Step(), .to = to, .cancelled = [&blocks] { return ++blocks == 3; }}, out_);
   EXPECT_TRUE(absl::IsCancelled(cut)) << cut;
+  EXPECT_THAT(std::string(cut.message()), HasSubstr("the same command goes on"));
   EXPECT_EQ(parts(), 0);
   // As a kill leaves it.
   const std::string attempt = std::filesystem::directory_iterator(to)->path().string();

@@ -5,6 +5,7 @@
 #include "coordinator/ctl/data_verbs.h"
 
 #include <algorithm>
+#include <cmath>
 #include <memory>
 #include <utility>
 
@@ -279,10 +280,26 @@ absl::StatusOr<std::unique_ptr<Tokenizer>> TokenizerFor(const StepLocation& step
   return Tokenizer::FromJson(*text);
 }
 
+// The first option of `generate` that is out of range; empty: none is.
+std::string RefusalOf(const GenerateOptions& options) {
+  if (options.max_new_tokens < 1) {
+    return absl::StrCat("--max-new-tokens: expected 1 or more, got ", options.max_new_tokens);
+  }
+  if (!std::isfinite(options.temperature) || options.temperature < 0) {
+    return absl::StrCat("--temperature: expected a finite number, 0 or more, got ",
+                        options.temperature);
+  }
+  if (options.top_k < 0) {
+    return absl::StrCat("--top-k: expected 0 or more, got ", options.top_k);
+  }
+  return options.seed < 0
+             ? absl::StrCat("--seed: expected 0 to 9223372036854775807, got ", options.seed)
+             : "";
+}
+
 int RunGenerate(const CommonOptions& common, const GenerateOptions& options) {
-  if (options.max_new_tokens < 1 || !(options.temperature >= 0) || options.top_k < 0) {
-    return ReportUsage(
-        "generate: expected --max-new-tokens >= 1, --temperature >= 0 and --top-k >= 0");
+  if (const std::string wrong = RefusalOf(options); !wrong.empty()) {
+    return ReportUsage(wrong);
   }
   const absl::StatusOr<StepLocation> step = LocateStep(options.checkpoint);
   if (!step.ok()) {
@@ -300,7 +317,7 @@ int RunGenerate(const CommonOptions& common, const GenerateOptions& options) {
   request.max_new_tokens = options.max_new_tokens;
   request.temperature = options.temperature;
   request.top_k = options.top_k;
-  request.seed = options.seed;
+  request.seed = static_cast<uint64_t>(options.seed);
   request.stop_token = (*tokenizer)->end_of_document();
   const absl::Status encoded = (*tokenizer)->Encode(options.prompt, request.tokens);
   if (!encoded.ok()) {

@@ -42,7 +42,7 @@ struct GenerateOptions {
   int64_t max_new_tokens = 100;
   double temperature = 0.8;
   int64_t top_k = 40;
-  uint64_t seed = 0;
+  int64_t seed = 0;
 };
 int RunGenerate(const CommonOptions& common, const GenerateOptions& options);
 

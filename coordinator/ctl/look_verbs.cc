@@ -1,4 +1,4 @@
-// Verbs that only look: list, get, describe, events, logs, metrics, nodes, top, version. Each
+// Verbs that only look: list, get, describe, events, logs, metrics, nodes, top. Each
 // builds either a table for people or the documents of the views for programs (PrintList), from the
 // same answer. Streams print one object a line as it comes.
 
@@ -17,7 +17,6 @@
 
 #include "common/clock.h"
 #include "common/time_text.h"
-#include "common/version.h"
 #include "coordinator/ctl/event_file.h"
 #include "coordinator/ctl/exit_code.h"
 #include "coordinator/ctl/progress.h"
@@ -215,6 +214,17 @@ std::string NewestEventsText(const std::string& job, const NewestEvents& newest)
   return out;
 }
 
+std::string ConditionText(const ConditionView& condition) {
+  return absl::StrCat(condition.status ? "True" : "False",
+                      " since ",
+                      FormatTime(condition.time_ms),
+                      " (",
+                      condition.reason,
+                      ")",
+                      condition.message.empty() ? "" : ": ",
+                      condition.message);
+}
+
 // The job's document with its newest events, each as `ravelctl events` prints it.
 json::Value DescribeDocument(const JobView& job, const NewestEvents& newest) {
   json::Value document = WithSchemaVersion(job.document);
@@ -225,6 +235,14 @@ json::Value DescribeDocument(const JobView& job, const NewestEvents& newest) {
   document.Set("mesh", MeshDocument(job.mesh)).Set("events", std::move(events));
   document.Set("olderEvents", newest.older);
   return document;
+}
+
+// True, and told, where -o name asks for the names of what has none.
+bool RefuseNames(const CommonOptions& common, const char* what) {
+  if (common.format == Format::kName) {
+    Say(absl::StrCat("ravelctl: --output: name: ", what, " have none; expected another format"));
+  }
+  return common.format == Format::kName;
 }
 
 }  // namespace
@@ -286,6 +304,9 @@ int RunGet(const CommonOptions& common, const std::string& name) {
 }
 
 int RunDescribe(const CommonOptions& common, const std::string& name) {
+  if (common.format == Format::kName) {
+    return RunGet(common, name);
+  }
   int exit_code = kExitOk;
   const std::unique_ptr<JobsClient> client = ConnectOrReport(common, exit_code);
   if (client == nullptr) {
@@ -332,15 +353,7 @@ int RunDescribe(const CommonOptions& common, const std::string& name) {
     facts.AddRow({"Goodput", goodput});
   }
   for (const ConditionView& condition : job->conditions) {
-    facts.AddRow({condition.type,
-                  absl::StrCat(condition.status ? "True" : "False",
-                               " since ",
-                               FormatTime(condition.time_ms),
-                               " (",
-                               condition.reason,
-                               ")",
-                               condition.message.empty() ? "" : ": ",
-                               condition.message)});
+    facts.AddRow({condition.type, ConditionText(condition)});
   }
   facts.AddRow({"Created", FormatTime(job->created_ms)});
   facts.AddRow({"Started", job->started_ms == 0 ? "-" : FormatTime(job->started_ms)});
@@ -356,6 +369,9 @@ int RunDescribe(const CommonOptions& common, const std::string& name) {
 }
 
 int RunEvents(const CommonOptions& common, const EventsOptions& options) {
+  if (RefuseNames(common, "events")) {
+    return kExitUsage;
+  }
   EventFilter filter{0, options.follow, 0};
   if (!ParseSince(options.since, filter.since_ms)) {
     return ReportUsage(
@@ -384,6 +400,9 @@ int RunEvents(const CommonOptions& common, const EventsOptions& options) {
 }
 
 int RunLogs(const CommonOptions& common, const LogsOptions& options) {
+  if (RefuseNames(common, "log lines")) {
+    return kExitUsage;
+  }
   LogFilter filter{options.rank, options.attempt, options.follow, options.tail, 0};
   if (!ParseSince(options.since, filter.since_ms)) {
     return ReportUsage(
@@ -440,6 +459,9 @@ absl::Status WriteEvents(JobsClient& client,
 }
 
 int RunMetrics(const CommonOptions& common, const MetricsOptions& options) {
+  if (RefuseNames(common, "steps")) {
+    return kExitUsage;
+  }
   int exit_code = kExitOk;
   const std::unique_ptr<JobsClient> client = ConnectOrReport(common, exit_code);
   if (client == nullptr) {
@@ -553,47 +575,6 @@ int RunTop(const CommonOptions& common) {
                        "\n"));
   }
   return kExitOk;
-}
-
-int RunVersion(const CommonOptions& common, bool client_only) {
-  json::Value document;
-  document.Set("client", kVersion);
-  std::string text = absl::StrCat("ravelctl ", kVersion, "\n");
-  absl::Status status;
-  if (!client_only) {
-    const absl::StatusOr<std::unique_ptr<JobsClient>> client =
-        JobsClient::Connect(common.coordinator);
-    absl::StatusOr<ServerView> server =
-        client.ok() ? (*client)->Server() : absl::StatusOr<ServerView>(client.status());
-    status = server.status();
-    if (server.ok()) {
-      document.Set("server", server->version);
-      document.Set("clusterId", server->cluster_id);
-      document.Set("term", server->term);
-      document.Set("insecure", server->insecure);
-      json::Value lag;
-      lag.Set("p50Ms", server->lag.p50_ms);
-      lag.Set("p99Ms", server->lag.p99_ms);
-      lag.Set("maxMs", server->lag.max_ms);
-      lag.Set("longestTurnMs", server->lag.longest_turn_ms);
-      lag.Set("longestTurn", server->lag.longest_turn);
-      lag.Set("alarms", server->lag_alarms);
-      document.Set("strandLag", std::move(lag));
-      absl::StrAppend(&text,
-                      "coordinator ",
-                      server->version,
-                      " at ",
-                      common.coordinator.address,
-                      ", cluster ",
-                      server->cluster_id,
-                      ", term ",
-                      server->term,
-                      server->insecure ? ", without certificates" : "",
-                      "\n");
-    }
-  }
-  Print(common.format == Format::kTable ? text : FormatDocument(document, common.format));
-  return Report(status);
 }
 
 }  // namespace ravel::ctl

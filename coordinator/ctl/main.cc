@@ -264,7 +264,7 @@ void AddChangeVerbs(CLI::App& app, CommandLine& line) {
                    line.retry.tensor,
                    "So many ranks share each layer from now on: sets parallelism.tensor, which "
                    "divides determinism.tensorParts; elastic sizes that it does not divide go")
-      ->check(CLI::PositiveNumber);
+      ->check(CLI::Range(int64_t{1}, int64_t{65536}));
   verb = AddVerb(app, line, "delete", "Delete jobs that are over, and free their names", [&line] {
     return RunDelete(line.common, line.remove);
   });
@@ -304,7 +304,7 @@ void AddMarkVerbs(CLI::App& group, CommandLine& line) {
         ->required();
     verb->add_option("STEP", line.checkpoints.step, "Number of the step")
         ->required()
-        ->check(CLI::NonNegativeNumber);
+        ->check(CLI::Range(int64_t{0}, int64_t{1'000'000'000'000}));
     verb->add_option("--reason", line.checkpoints.reason, "Kept with the mark and in the events");
   }
 }
@@ -344,7 +344,7 @@ void AddCheckpointVerbs(CLI::App& app, CommandLine& line) {
   verb->add_flag("--quick", options.quick, "Sizes and headers only");
   verb->add_flag("--all", options.all, "Every step of the folder that is not marked BAD");
   verb->add_option("--step", options.step, "This step of the folder")
-      ->check(CLI::NonNegativeNumber);
+      ->check(CLI::Range(int64_t{0}, int64_t{1'000'000'000'000}));
 
   AddMarkVerbs(*group, line);
   verb = AddVerb(*group, line, "copy", "Copy a checkpoint to another folder or store", [&line] {

@@ -2,11 +2,16 @@
 
 #include <filesystem>
 #include <fstream>
+#include <limits>
 #include <string>
+#include <utility>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <unistd.h>
+
+#include "coordinator/ctl/data_verbs.h"
+#include "coordinator/ctl/exit_code.h"
 
 namespace ravel::ctl {
 namespace {
@@ -53,6 +58,26 @@ TEST_F(GenerateTest, AnAnswerThatIsNoneIsRefused) {
   EXPECT_THAT(std::string(Answer("{}").status().message()), HasSubstr("expected {\"tokens\""));
   EXPECT_THAT(std::string(Answer(R"({"error":"no memory"})").status().message()),
               HasSubstr("no memory"));
+}
+
+TEST(GenerateVerb, AnOptionOutOfRangeIsNamed) {
+  const std::pair<GenerateOptions, const char*> cases[] = {
+      {{.checkpoint = "/nowhere", .prompt = "a", .tokenizer = "", .seed = -1}, "--seed: "},
+      {{.checkpoint = "/nowhere",
+        .prompt = "a",
+        .tokenizer = "",
+        .temperature = std::numeric_limits<double>::infinity()},
+       "--temperature: expected a finite number"},
+      {{.checkpoint = "/nowhere", .prompt = "a", .tokenizer = "", .temperature = -1},
+       "--temperature: "},
+      {{.checkpoint = "/nowhere", .prompt = "a", .tokenizer = "", .max_new_tokens = 0},
+       "--max-new-tokens: "},
+      {{.checkpoint = "/nowhere", .prompt = "a", .tokenizer = "", .top_k = -1}, "--top-k: "}};
+  for (const auto& [options, flag] : cases) {
+    ::testing::internal::CaptureStderr();
+    EXPECT_EQ(RunGenerate({}, options), kExitUsage) << flag;
+    EXPECT_THAT(::testing::internal::GetCapturedStderr(), HasSubstr(flag));
+  }
 }
 
 }  // namespace

@@ -492,6 +492,20 @@ TEST_F(VerbTest, EventsAreOneDocumentUnlessFollowed) {
   EXPECT_TRUE(json::Parse(lines.substr(0, lines.find('\n'))).ok()) << lines;
 }
 
+TEST_F(VerbTest, NamesAreOfWhatHasOne) {
+  service_.states.push_back(MakeJob(v1::RUNNING, 3));
+  common_.format = Format::kName;
+  EXPECT_EQ(Run([&] { return RunDescribe(common_, "demo"); }).out, "demo\n");
+  const Ran refusals[] = {Run([&] { return RunEvents(common_, {.job = "demo"}); }),
+                          Run([&] { return RunLogs(common_, {.job = "demo"}); }),
+                          Run([&] { return RunMetrics(common_, {.job = "demo"}); })};
+  for (const Ran& refused : refusals) {
+    EXPECT_EQ(refused.exit_code, kExitUsage);
+    EXPECT_EQ(refused.out, "");
+    EXPECT_THAT(refused.err, HasSubstr("--output: name"));
+  }
+}
+
 TEST_F(VerbTest, AStateThatDoesNotExistIsRefused) {
   EXPECT_EQ(Run([&] { return RunList(common_, {.state = "runing"}); }).exit_code, kExitUsage);
 }

@@ -20,6 +20,8 @@ namespace {
 
 using std::chrono::milliseconds;
 
+std::atomic<int64_t> first_contact_ms = 0;
+
 constexpr milliseconds kLongestPause{2000};
 constexpr milliseconds kHandshakeTime{1000};
 constexpr int64_t kMaxIdentityBytes = 64 << 10;
@@ -170,6 +172,30 @@ absl::Status FromGrpc(const grpc::Status& status, std::string_view what) {
 bool MayPass(const absl::Status& status) {
   return absl::IsUnavailable(status) || absl::IsDeadlineExceeded(status) ||
          absl::IsCancelled(status) || absl::IsAborted(status);
+}
+
+void SetStoreFirstContactTime(milliseconds time) {
+  first_contact_ms = time.count();
+}
+
+milliseconds StoreAddress::CallTime() const {
+  const int64_t first_ms = first_contact_ms;
+  return first_ms == 0 || reached->load() ? options.call_time
+                                          : std::min(options.call_time, milliseconds(first_ms));
+}
+
+absl::Status StoreAddress::Unreached(const absl::Status& last, int tries) const {
+  if (first_contact_ms == 0 || reached->load()) {
+    return last;
+  }
+  return absl::UnavailableError(absl::StrCat(std::string(kRavelScheme),
+                                             target,
+                                             ": no store answers there (",
+                                             tries,
+                                             " tries in ",
+                                             static_cast<double>(CallTime().count()) / 1000,
+                                             " s): ",
+                                             std::string(last.message())));
 }
 
 milliseconds Backoff::Next() {

@@ -4,6 +4,7 @@
 // and identity, pauses and repetitions. Only ravel_store_client.cc includes it. Thread-safe.
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <memory>
 #include <random>
@@ -53,6 +54,7 @@ struct StoreAddress {
   std::string target;  // HOST:PORT
   std::string prefix;  // path in the store, without slashes around it
   RavelStoreOptions options;
+  std::shared_ptr<std::atomic<bool>> reached = std::make_shared<std::atomic<bool>>(false);
 
   std::string Path(std::string_view path) const { return JoinPath(prefix, path); }
   std::string Url(std::string_view path) const {
@@ -64,6 +66,10 @@ struct StoreAddress {
   // After a first try that failed so. FailedPrecondition: the store speaks TLS and this process has
   // no identity, so that no other try can do better. Takes a handshake, at most a second.
   absl::Status CheckSpokenTo(const absl::Status& failed) const;
+  // Time for a call with its repetitions.
+  std::chrono::milliseconds CallTime() const;
+  // The end of a call whose time was over: the same, or what was tried to reach the store.
+  absl::Status Unreached(const absl::Status& last, int tries) const;
   // Before the next try. Connects meanwhile: gRPC's blocking calls drive a connection only while
   // one of them waits, and one that fails at once waits for nothing, so that no TLS handshake would
   // ever come to its end.
@@ -74,17 +80,21 @@ struct StoreAddress {
 // calls that were begun in `tries`.
 template <typename Once>
 absl::Status Persist(const StoreAddress& address, int& tries, const Once& once) {
-  const auto end = std::chrono::steady_clock::now() + address.options.call_time;
+  const auto end = std::chrono::steady_clock::now() + address.CallTime();
   Backoff backoff;
   for (;;) {
     ++tries;
     ASSIGN_OR_RETURN(const std::unique_ptr<v1::Store::Stub> stub, address.Stub());
     StoreCall context;
     context.set_deadline(std::chrono::system_clock::now() +
-                         std::min(kStoreTryTime, address.options.call_time));
+                         std::min(kStoreTryTime, address.CallTime()));
     const absl::Status status = once(*stub, context);
-    if (!MayPass(status) || std::chrono::steady_clock::now() >= end) {
+    if (!MayPass(status)) {
+      address.reached->store(true);
       return status;
+    }
+    if (std::chrono::steady_clock::now() >= end) {
+      return address.Unreached(status, tries);
     }
     if (tries == 1) {
       RETURN_IF_ERROR(address.CheckSpokenTo(status));

@@ -39,6 +39,10 @@ struct RavelStoreOptions {
   std::chrono::milliseconds stall_time = std::chrono::seconds(60);
 };
 
+// For the whole process: a person waits, so a store that was never reached is given up after this
+// time, with a message that names it; 0: after call_time, as in daemons. Thread-safe.
+void SetStoreFirstContactTime(std::chrono::milliseconds time);
+
 // From "ravel://HOST:PORT" or "ravel://HOST:PORT/PATH". InvalidArgument says what is wrong with the
 // URL; nothing is connected to. An address beyond this host without an identity is
 // FailedPrecondition at the first call.

@@ -1,6 +1,7 @@
 // ravelctl: the command line of Ravel. This file turns arguments into options; the verbs live in
 // *_verbs.
 
+#include <chrono>
 #include <csignal>
 #include <cstdio>
 #include <functional>
@@ -13,6 +14,7 @@
 #include "common/logging.h"
 #include "common/name_suggestion.h"
 #include "common/plan/device_kind.h"
+#include "common/store/ravel_store_client.h"
 #include "coordinator/ctl/access_main.h"
 #include "coordinator/ctl/change_verbs.h"
 #include "coordinator/ctl/checkpoint_verbs.h"
@@ -543,6 +545,7 @@ std::string VerbSuggestion(const CLI::App& app, int argc, char** argv) {
 
 int Main(int argc, char** argv) {
   std::signal(SIGPIPE, SIG_IGN);
+  store::SetStoreFirstContactTime(std::chrono::seconds(4));
   log::Init("ravelctl", log::Format::kConsole, log::Level::kWarning);
   CommandLine line;
   CLI::App app("ravelctl: submit training jobs and look after them", "ravelctl");

@@ -137,6 +137,19 @@ TEST_F(RavelStoreTest, AStoreThatSpeaksTlsIsNotAskedInClearAgain) {
   server->Shutdown(std::chrono::system_clock::now());
 }
 
+TEST(RavelStoreClientPatience, AStoreThatWasNeverReachedIsGivenUpSoonAndNamed) {
+  SetStoreFirstContactTime(std::chrono::milliseconds(300));
+  const auto store = *OpenRavelStore("ravel://127.0.0.1:9/job");  // discard: nobody listens
+  const auto began = std::chrono::steady_clock::now();
+  const absl::Status status = Exists(*store, "x").status();
+  SetStoreFirstContactTime(std::chrono::milliseconds(0));
+  EXPECT_LT(std::chrono::steady_clock::now() - began, std::chrono::seconds(10));
+  EXPECT_TRUE(absl::IsUnavailable(status)) << status;
+  EXPECT_NE(std::string(status.message()).find("ravel://127.0.0.1:9: no store answers there"),
+            std::string::npos)
+      << status;
+}
+
 TEST_F(RavelStoreTest, BeyondThisHostNothingIsSpokenInClear) {
   const auto store = *OpenRavelStore("ravel://store.example:7080/job");
   EXPECT_TRUE(absl::IsFailedPrecondition(store->List("").status()));

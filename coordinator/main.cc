@@ -166,7 +166,7 @@ std::unique_ptr<grpc::Server> Serve(const std::string& listen,
     builder.AddListeningPort(listen, grpc::InsecureServerCredentials(), port);
   } else {
     builder.AddListeningPort(
-        listen, GateCredentials(security->registry.get(), &security->calls), port);
+        listen, GateCredentials(security->registry.get(), &security->calls, &security->live), port);
     hooks.push_back(CallWatcher(security->registry.get(), &security->live));
   }
   builder.experimental().SetInterceptorCreators(std::move(hooks));
@@ -174,8 +174,8 @@ std::unique_ptr<grpc::Server> Serve(const std::string& listen,
     builder.RegisterService(service);
   }
   builder.SetMaxReceiveMessageSize(kMaxMessageBytes);
-  builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT,
-                             0);  // or a second server would share the port in silence
+  builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);  // or a second server shares the port
+  builder.AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, kMaxCallsOfConnection);
   builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIME_MS, 10'000);
   builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, 10'000);
   builder.AddChannelArgument(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS, 200);

@@ -96,7 +96,8 @@ const char* CodeName(grpc::StatusCode code) {
 
 class Gate final : public grpc::AuthMetadataProcessor {
  public:
-  Gate(AccessRegistry* registry, CallBudget* budget) : registry_(registry), budget_(budget) {}
+  Gate(AccessRegistry* registry, CallBudget* budget, const LiveCalls* live)
+      : registry_(registry), budget_(budget), live_(live) {}
   bool IsBlocking() const override { return false; }
 
   grpc::Status Process(const InputMetadata& metadata,
@@ -120,12 +121,14 @@ class Gate final : public grpc::AuthMetadataProcessor {
       registry_->audit().Record(std::move(row));
       return ToGrpc(judged);
     }
-    return ToGrpc(budget_->Take(caller->Text()));
+    const absl::Status room = live_->CheckRoom(caller->Text());
+    return ToGrpc(room.ok() ? budget_->Take(caller->Text()) : room);
   }
 
  private:
   AccessRegistry* const registry_;
   CallBudget* const budget_;
+  const LiveCalls* const live_;
 };
 
 // The object of a request, by the names that fields have in all our messages.
@@ -248,7 +251,8 @@ absl::StatusOr<Identity> CallerOf(const AccessRegistry& registry,
 }
 
 std::shared_ptr<grpc::ServerCredentials> GateCredentials(AccessRegistry* registry,
-                                                         CallBudget* budget) {
+                                                         CallBudget* budget,
+                                                         const LiveCalls* live) {
   namespace tls = grpc::experimental;
   const AuthorityFiles files = registry->files();
   tls::TlsServerCredentialsOptions options(std::make_shared<tls::FileWatcherCertificateProvider>(
@@ -257,7 +261,7 @@ std::shared_ptr<grpc::ServerCredentials> GateCredentials(AccessRegistry* registr
   options.watch_identity_key_cert_pairs();
   options.set_cert_request_type(GRPC_SSL_REQUEST_CLIENT_CERTIFICATE_AND_VERIFY);
   const std::shared_ptr<grpc::ServerCredentials> credentials = tls::TlsServerCredentials(options);
-  credentials->SetAuthMetadataProcessor(std::make_shared<Gate>(registry, budget));
+  credentials->SetAuthMetadataProcessor(std::make_shared<Gate>(registry, budget, live));
   return credentials;
 }
 

@@ -21,10 +21,12 @@ absl::StatusOr<Identity> CallerOf(const AccessRegistry& registry,
 // TLS 1.2 or newer with the certificate of STATE/tls, read again when its file changes. A client's
 // certificate is asked for and must be the authority's when one is shown. Before a call's message
 // is read, its method and its caller are judged: every call but Enrol and the health check needs an
-// identity, its role, and a call left of its budget. Refusals are audited, but for those of the
-// budget: whoever calls too often would fill the log.
+// identity, its role, room beside the calls under way in `live`, and a call left of its budget.
+// Refusals are audited, but for those of room and budget: whoever calls too often would fill the
+// log.
 std::shared_ptr<grpc::ServerCredentials> GateCredentials(AccessRegistry* registry,
-                                                         CallBudget* budget);
+                                                         CallBudget* budget,
+                                                         const LiveCalls* live);
 
 // Audits calls that change something, with their result, and lists all calls that are under way in
 // `live`, so that a revocation can end them.

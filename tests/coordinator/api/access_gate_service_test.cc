@@ -58,7 +58,8 @@ class AccessGateTest : public ::testing::Test {
     service_ = std::make_unique<AccessService>(registry_.get());
     grpc::EnableDefaultHealthCheckService(true);
     grpc::ServerBuilder builder;
-    builder.AddListeningPort("127.0.0.1:0", GateCredentials(registry_.get(), &budget_), &port_);
+    builder.AddListeningPort(
+        "127.0.0.1:0", GateCredentials(registry_.get(), &budget_, &live_), &port_);
     std::vector<std::unique_ptr<grpc::experimental::ServerInterceptorFactoryInterface>> watchers;
     watchers.push_back(CallWatcher(registry_.get(), &live_));
     builder.experimental().SetInterceptorCreators(std::move(watchers));
@@ -120,7 +121,7 @@ class AccessGateTest : public ::testing::Test {
 
   testing::ScratchFolder scratch_;
   std::unique_ptr<AccessRegistry> registry_;
-  LiveCalls live_;
+  LiveCalls live_{LiveCallLimits{.of_identity = 3, .of_users = 5, .in_all = 1000}};
   testing::FakeClock clock_;
   CallBudget budget_{clock_, {.per_second = 1, .burst = 20}};
   std::unique_ptr<AccessService> service_;
@@ -249,6 +250,32 @@ TEST_F(AccessGateTest, WhoCallsTooOftenWaitsAndNobodyElse) {
   clock_.AdvanceMs(1000);
   EXPECT_TRUE(Call(vera, "/ravel.v1.Access/WhoAmI").ok());
   EXPECT_EQ(Refusals("user/vera", "RESOURCE_EXHAUSTED"), 0u) << "they would fill the log";
+}
+
+// Calls that stay under way count; nodes have room although users have none.
+TEST_F(AccessGateTest, CallsBeyondTheLimitsAreRefusedUntilOthersEnd) {
+  const std::shared_ptr<grpc::Channel> channel = Enrolled("busy", Role::kViewer);
+  const auto call = [&channel] { return Call(channel, "/ravel.v1.Access/WhoAmI"); };
+  EXPECT_NE(call().error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED);
+  std::vector<LiveCalls::CallId> held;
+  for (int i = 0; i < 3; ++i) {
+    held.push_back(live_.Add("user/busy", INT64_MAX, [] {}));
+  }
+  const grpc::Status own = call();
+  EXPECT_EQ(own.error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED);
+  EXPECT_THAT(own.error_message(), HasSubstr("user/busy may have 3 calls"));
+  live_.Remove(held.back());
+  held.pop_back();
+  EXPECT_NE(call().error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED);
+  for (const char* other : {"user/a", "user/b", "user/c"}) {
+    held.push_back(live_.Add(other, INT64_MAX, [] {}));
+  }
+  EXPECT_THAT(call().error_message(), HasSubstr("all users together may have 5 calls"));
+  EXPECT_EQ(live_.CheckRoom("node/n1"), absl::OkStatus());
+  for (const LiveCalls::CallId id : held) {
+    live_.Remove(id);
+  }
+  EXPECT_NE(call().error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED);
 }
 
 TEST_F(AccessGateTest, HealthIsToldToAnybodyButWatchedByIdentitiesAlone) {

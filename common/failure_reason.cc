@@ -20,6 +20,8 @@ constexpr FailureReason kReasons[] = {
     {"Done", C::kControl, false, A::kRestart, R::kNever, 0, Code(ExitCode::kDone)},
     {"Stopped", C::kControl, false, A::kRestart, R::kNever, 0, Code(ExitCode::kStopped)},
     {"DataError", C::kUser, true, A::kAvoidNode, R::kElsewhere, 3, Code(ExitCode::kData)},
+    // A variable, a secret or a network of the job that its node does not allow or lacks.
+    {"EnvironmentRefused", C::kUser, true, A::kAvoidNode, R::kElsewhere, 3, -1},
     {"NonFinitePersistent", C::kUser, true, A::kRestart, R::kSameStep, 3, Code(ExitCode::kNumeric)},
     {"HostOutOfMemory",
      C::kUser,

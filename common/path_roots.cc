@@ -299,4 +299,25 @@ absl::Status PathRoots::CheckAll(std::span<const RootedPath> paths) const {
   return absl::OkStatus();
 }
 
+absl::StatusOr<int> OpenFileBeneath(const std::string& root,
+                                    const std::string& path,
+                                    PathRoots::Method method) {
+  const Descriptor folder(open(root.c_str(), O_PATH | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
+  if (folder.get() < 0) {
+    return errno == ELOOP || errno == ENOTDIR ? Leaves(root, root) : ErrnoStatus(errno, root);
+  }
+  const Found found = OpenBeneath(folder.get(), path, LastLink::kFollow, method);
+  if (found.error != 0) {
+    return found.error == EXDEV ? Leaves(path, root) : ErrnoStatus(found.error, path);
+  }
+  struct stat facts = {};
+  if (fstat(found.descriptor.get(), &facts) != 0 || !S_ISREG(facts.st_mode)) {
+    return absl::InvalidArgumentError(absl::StrCat(path, ": expected a regular file"));
+  }
+  // The descriptor is of the file itself: what its name leads to by now does not matter.
+  const std::string self = absl::StrCat("/proc/self/fd/", found.descriptor.get());
+  const int fd = open(self.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+  return fd < 0 ? absl::StatusOr<int>(ErrnoStatus(errno, path)) : fd;
+}
+
 }  // namespace ravel

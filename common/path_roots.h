@@ -78,4 +78,11 @@ class PathRoots {
   Method method_ = Method::kBest;
 };
 
+// Opens the regular file `path`, relative to the folder `root`, to read. The file lies beneath it:
+// PermissionDenied if `..` or a symbolic link leads out, or if the root itself is a link; NotFound
+// if nothing is there. The caller closes the descriptor.
+absl::StatusOr<int> OpenFileBeneath(const std::string& root,
+                                    const std::string& path,
+                                    PathRoots::Method method = PathRoots::Method::kBest);
+
 }  // namespace ravel

@@ -137,6 +137,15 @@ struct RestartSpec {
   int64_t max_backoff_ms = 300 * 1000;
 };
 
+// A variable of the trainers' environment. A secret is a reference here, SECRET/KEY: its text is on
+// nodes alone (worker/daemon/job_secrets.h).
+struct EnvironmentVariable {
+  std::string name;
+  std::string value;
+  std::string secret;  // empty: `value` is the text
+  bool operator==(const EnvironmentVariable&) const = default;
+};
+
 struct JobSpec {
   std::string name;
   std::string namespace_name = "default";
@@ -199,6 +208,8 @@ struct JobSpec {
   int64_t norms_every = 0;  // per-tensor norms every so many steps; 0: never
   int64_t gather_window_bytes = 0;   // 0: auto (the two largest consecutive units)
   int64_t staging_window_bytes = 0;  // 0: auto
+  std::vector<EnvironmentVariable> environment;
+  std::string network;  // name of the network between trainers; empty: the nodes' own
 };
 
 // The axis that a job asks for, of its first rank. Its parts are at least its ranks.

@@ -249,6 +249,13 @@ void RunningToProto(const JobSpec& spec, v1::PlannedJob& proto) {
   proto.set_trace_directory(spec.trace_directory);
   proto.set_localise(spec.localise);
   proto.set_norms_every(spec.norms_every);
+  for (const EnvironmentVariable& variable : spec.environment) {
+    v1::PlannedVariable& added = *proto.add_environment();
+    added.set_name(variable.name);
+    added.set_value(variable.value);
+    added.set_secret(variable.secret);
+  }
+  proto.set_network(spec.network);
 }
 
 DataSource SourceFromProto(const v1::PlannedSource& proto) {
@@ -423,6 +430,10 @@ absl::Status RunningFromProto(const v1::PlannedJob& proto, JobSpec& spec) {
   spec.trace_directory = proto.trace_directory();
   spec.localise = proto.localise();
   spec.norms_every = proto.norms_every();
+  for (const v1::PlannedVariable& variable : proto.environment()) {
+    spec.environment.push_back({variable.name(), variable.value(), variable.secret()});
+  }
+  spec.network = proto.network();
   return absl::OkStatus();
 }
 

@@ -492,7 +492,16 @@ std::string Setting(std::string_view text, std::string_view section, std::string
 }
 
 absl::StatusOr<S3Keys> ReadKeys() {
-  S3Keys keys;
+  S3Keys keys = {Environment("RAVEL_S3_ACCESS_KEY_ID"),
+                 Environment("RAVEL_S3_SECRET_ACCESS_KEY"),
+                 Environment("RAVEL_S3_SESSION_TOKEN")};
+  if (keys.access_key.empty() != keys.secret_key.empty()) {
+    return absl::FailedPreconditionError(
+        "RAVEL_S3_ACCESS_KEY_ID and RAVEL_S3_SECRET_ACCESS_KEY: expected both or neither");
+  }
+  if (!keys.access_key.empty()) {
+    return keys;  // a job's own, before the node's
+  }
   if (const std::string file = Environment("RAVEL_S3_CREDENTIALS"); !file.empty()) {
     const absl::StatusOr<std::string> text = ReadWholeFile(file, kMaxFileBytes);
     RETURN_IF_ERROR(Annotate(text.status(), "RAVEL_S3_CREDENTIALS"));
@@ -503,9 +512,9 @@ absl::StatusOr<S3Keys> ReadKeys() {
   if (keys.access_key.empty() || keys.secret_key.empty()) {
     return absl::FailedPreconditionError(
         "no keys for s3://: set RAVEL_S3_CREDENTIALS to a file with aws_access_key_id and "
-        "aws_secret_access_key in section [default]; variables AWS_* are not read, because "
-        "trainers "
-        "do not get them");
+        "aws_secret_access_key in section [default], or RAVEL_S3_ACCESS_KEY_ID and "
+        "RAVEL_S3_SECRET_ACCESS_KEY; variables AWS_* are not read, because trainers do not get "
+        "them");
   }
   return keys;
 }

@@ -19,6 +19,8 @@ inline constexpr std::string_view kS3Scheme = "s3://";
 //   RAVEL_S3_REGION       default us-east-1
 //   RAVEL_S3_STYLE        path or virtual: where the bucket stands. Default: path with an endpoint
 //   RAVEL_S3_CA           file of certificates to trust instead of the system's
+//   RAVEL_S3_ACCESS_KEY_ID, RAVEL_S3_SECRET_ACCESS_KEY, RAVEL_S3_SESSION_TOKEN
+//                         keys, before those of the file
 //   RAVEL_S3_CREDENTIALS  file in the form of ~/.aws/credentials, section [default]
 // The file is read again for each store. Keys are in no log and no message. InvalidArgument names
 // the URL or the variable; nothing is connected to.

@@ -121,6 +121,8 @@ CanonicalJob JobRules::Run() {
   CheckCheckpoint();
   CheckRestart();
   CheckRest();
+  CheckEnvironment();
+  CheckCommunication();
   if (result_.violations.empty() && spec().model.has_value()) {
     ResolveLanes();
   }

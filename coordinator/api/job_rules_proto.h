@@ -79,6 +79,9 @@ class JobRules {
   void CheckResume();
   void CheckRestart();
   void CheckRest();
+  void CheckEnvironment();
+  void CheckVariable(int index);
+  void CheckCommunication();
   void CheckTrace();
   void ResolveLanes();
 

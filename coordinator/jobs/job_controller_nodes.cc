@@ -84,11 +84,11 @@ std::string JobController::ReasonOfRefusal(Entry& entry,
     entry.too_small.insert(node_id);
     return FitsElsewhere(entry, node_id) ? said : "DataCachesTooSmall";
   }
-  if (said != "DataError") {
+  if (said != "DataError" && said != "EnvironmentRefused") {
     return said;
   }
   entry.lacking.insert(node_id);
-  return FitsElsewhere(entry, node_id) ? "PreflightFailed" : "DataError";
+  return FitsElsewhere(entry, node_id) ? "PreflightFailed" : said;
 }
 
 std::vector<JobEventRecord> JobController::NoteFailure(Entry& entry, const FailureCause& cause) {

@@ -16,3 +16,12 @@ check() {
 check ravel-coordinator 20
 check ravel-worker 40
 check ravel-store 40
+
+# The worker's unit with the drop-in that runs trainers as another user.
+folder=$(mktemp -d)
+trap 'rm -rf "$folder"' EXIT
+cp deploy/systemd/ravel-worker.service "$folder/"
+mkdir "$folder/ravel-worker.service.d"
+cp deploy/systemd/ravel-worker-trainer-user.conf "$folder/ravel-worker.service.d/trainer-user.conf"
+said=$(systemd-analyze verify --man=no "$folder/ravel-worker.service" 2>&1 | grep -v "Command /usr/bin/ravel-worker is not executable" || true)
+[[ -z $said ]] || { echo "$said" >&2; exit 1; }

@@ -120,12 +120,29 @@ void RaiseLimits() {
   }
 }
 
+// On the child's stderr, which is the job's log.
+void Say(std::initializer_list<const char*> texts) {
+  for (const char* text : texts) {
+    if (text != nullptr && write(STDERR_FILENO, text, strlen(text)) < 0) {
+      break;
+    }
+  }
+}
+
 // Between fork and exec of a process with threads: async-signal-safe calls only.
 [[noreturn]] void RunChild(const ChildEnds& ends,
                            pid_t parent,
+                           const TrainerUser* user,
                            char* const* arguments,
                            char* const* environment) {
-  prctl(PR_SET_PDEATHSIG, SIGKILL);
+  if (user != nullptr) {
+    if (!BecomeTrainerUser(user->uid, user->gid)) {
+      dup2(ends.err, STDERR_FILENO);
+      Say({"cannot become the user of --trainer-user: ", strerrordesc_np(errno), "\n"});
+      _exit(kExecFailed);
+    }
+  }
+  prctl(PR_SET_PDEATHSIG, SIGKILL);  // a change of user clears it
   if (getppid() != parent) {
     _exit(kExecFailed);  // the daemon died in between
   }
@@ -146,13 +163,7 @@ void RaiseLimits() {
   dup2(ends.socket, kTrainerSocketFd);
   syscall(SYS_close_range, kTrainerSocketFd + 1, ~0U, 0);
   execve(arguments[0], arguments, environment);
-  const char* why = strerrordesc_np(errno);
-  for (const char* text :
-       {"cannot execute ", const_cast<const char*>(arguments[0]), ": ", why, "\n"}) {
-    if (text != nullptr && write(STDERR_FILENO, text, strlen(text)) < 0) {
-      break;
-    }
-  }
+  Say({"cannot execute ", arguments[0], ": ", strerrordesc_np(errno), "\n"});
   _exit(kExecFailed);
 }
 
@@ -196,11 +207,17 @@ absl::Status OpenEnds(ChildProcess& ours, ChildEnds& theirs) {
 }  // namespace
 
 absl::StatusOr<ChildProcess> StartChild(const std::vector<std::string>& arguments,
-                                        const std::vector<std::string>& variables) {
+                                        const std::vector<std::string>& variables,
+                                        const TrainerUser* user) {
   std::vector<std::string> environment = variables;
+  if (user != nullptr) {
+    for (std::string& variable : UserVariables(*user)) {
+      environment.push_back(std::move(variable));
+    }
+  }
   for (std::string& variable : ChildEnvironment()) {
     const std::string name = variable.substr(0, variable.find('=') + 1);
-    if (std::none_of(variables.begin(), variables.end(), [&](const std::string& given) {
+    if (std::none_of(environment.begin(), environment.end(), [&](const std::string& given) {
           return absl::StartsWith(given, name);
         })) {
       environment.push_back(std::move(variable));
@@ -215,7 +232,7 @@ absl::StatusOr<ChildProcess> StartChild(const std::vector<std::string>& argument
     const pid_t parent = getpid();
     child.pid = fork();
     if (child.pid == 0) {
-      RunChild(ends, parent, argument_pointers.data(), environment_pointers.data());
+      RunChild(ends, parent, user, argument_pointers.data(), environment_pointers.data());
     }
     if (child.pid < 0) {
       opened = ErrnoStatus(errno, "fork for a trainer");

@@ -9,6 +9,7 @@
 
 #include "common/status.h"
 #include "worker/daemon/exit_reason.h"
+#include "worker/daemon/trainer_user.h"
 
 namespace ravel::daemon {
 
@@ -25,9 +26,11 @@ struct ChildProcess {
 // ours, an environment without what could redirect its communicators, no core dumps, and SIGKILL
 // when the calling THREAD ends: call it from one that lives as long as the daemon. A program that
 // cannot be executed exits with 127 and says so on stderr.
-// `variables`: "NAME=value" that it gets besides, in place of ours of these names.
+// `variables`: "NAME=value" that it gets besides, in place of ours of these names; the first of one
+// name holds. `user`, where there is one, becomes its user before it is executed.
 absl::StatusOr<ChildProcess> StartChild(const std::vector<std::string>& arguments,
-                                        const std::vector<std::string>& variables = {});
+                                        const std::vector<std::string>& variables = {},
+                                        const TrainerUser* user = nullptr);
 
 // Reaps a child that has ended; FailedPrecondition while it still runs.
 absl::StatusOr<ExitStatus> ReapChild(const ChildProcess& child);

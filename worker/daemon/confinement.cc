@@ -236,6 +236,11 @@ absl::StatusOr<bool> ConfineDaemon(const DaemonConfinement& wish) {
       confinement.writable.push_back(std::filesystem::absolute(folder, ignored));
     }
   }
+  for (const std::string& folder : wish.read_folders) {
+    if (!folder.empty()) {
+      confinement.readable.push_back(std::filesystem::absolute(folder, ignored));
+    }
+  }
   for (const std::string& file : wish.read_files) {
     AddFolderOf(file, confinement.readable);
   }

@@ -37,6 +37,7 @@ struct DaemonConfinement {
   std::string mode;                             // of --confine: auto, always, off
   RootFolders roots;                            // none: not confined
   std::vector<std::string> folders = {};        // its own; empty names are passed over
+  std::vector<std::string> read_folders = {};   // the same, which it does not change
   std::vector<std::string> read_files = {};     // with the folders that they lie in
   std::vector<std::string> written_files = {};  // the same
 };

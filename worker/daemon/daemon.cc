@@ -90,7 +90,8 @@ Daemon::Daemon(DaemonOptions options)
                                                      .gemm_cache = options_.gemm_cache,
                                                      .roots = TrainerRoots(options_),
                                                      .first_gpu = FirstGpu(options_.facts),
-                                                     .trainers_per_gpu = options_.trainers_per_gpu},
+                                                     .trainers_per_gpu = options_.trainers_per_gpu,
+                                                     .trainer_user = options_.trainer_user},
                                    TrainerCallbacks());
   if (!options_.notice_file.empty()) {
     notice_ = std::make_unique<NoticeWatch>(
@@ -100,7 +101,7 @@ Daemon::Daemon(DaemonOptions options)
         [this](const std::string& reason) { BeginStop(absl::StrCat("notice: ", reason)); });
   }
   preflight_ = std::make_unique<Preflight>(
-      loop_->context, options_.preflight_limit, std::bind_front(CheckPathsBeneath, options_.roots));
+      loop_->context, options_.preflight_limit, LookAs(options_.trainer_user, options_.roots));
   looks_ =
       std::make_unique<PathLooks>(loop_->context, options_.look_limit, LookBeneath(options_.roots));
   data_ =
@@ -329,6 +330,11 @@ void Daemon::LaunchFetched(int64_t command_id, const v1::Launch& launch, const s
     LaunchWithPlan(command_id, launch, plan);  // which says so
     return;
   }
+  const absl::Status allowed = SettingsOf(launch, options_.launch_rules).status();
+  if (!allowed.ok()) {  // before anything is fetched
+    RefuseLaunch(command_id, launch, {allowed, "EnvironmentRefused"});
+    return;
+  }
   if (!options_.roots.any() || launch.trainers().empty() ||
       checked_jobs_.contains(launch.job_uid())) {
     FetchData(command_id, launch, plan);
@@ -404,10 +410,16 @@ void Daemon::LaunchChecked(int64_t command_id, const v1::Launch& launch, const s
 
 void Daemon::LaunchWithPlan(int64_t command_id, const v1::Launch& launch, const std::string& plan) {
   ForgetLaunching(launch);
+  const absl::StatusOr<LaunchSettings> settings = SettingsOf(launch, options_.launch_rules);
+  if (!settings.ok()) {  // a secret has gone since the job's paths were looked at
+    RefuseLaunch(command_id, launch, {settings.status(), "EnvironmentRefused"});
+    return;
+  }
   LaunchOrder order{.job_uid = launch.job_uid(),
                     .epoch = launch.epoch(),
                     .attempt = launch.attempt(),
-                    .trainers = {}};
+                    .trainers = {},
+                    .variables = settings->variables};
   for (const v1::StartTrainer& start : launch.trainers()) {
     v1::StartTrainer& complete = order.trainers.emplace_back(start);
     complete.set_job_uid(launch.job_uid());
@@ -415,7 +427,9 @@ void Daemon::LaunchWithPlan(int64_t command_id, const v1::Launch& launch, const 
     complete.set_attempt(launch.attempt());
     complete.set_plan(plan);
     complete.set_release(options_.version);
-    if (complete.host_address().empty()) {
+    if (!settings->host_address.empty()) {
+      complete.set_host_address(settings->host_address);
+    } else if (complete.host_address().empty()) {
       complete.set_host_address(options_.data_address);
     }
     complete.set_first_data_port(options_.data_ports.first);

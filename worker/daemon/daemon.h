@@ -22,6 +22,7 @@
 #include "worker/daemon/device_probe.h"
 #include "worker/daemon/fleet_client.h"
 #include "worker/daemon/launch_data_proto.h"
+#include "worker/daemon/launch_settings_proto.h"
 #include "worker/daemon/log_sweeper.h"
 #include "worker/daemon/node_identity.h"
 #include "worker/daemon/notice_file.h"
@@ -63,6 +64,8 @@ struct DaemonOptions {
   // After a drain notice the coordinator has so long to let trainers save and stop.
   std::chrono::milliseconds drain_limit{30000};
   PathRoots roots = {};  // of the paths of jobs
+  LaunchRules launch_rules = {};
+  std::optional<TrainerUser> trainer_user = {};  // none: trainers run as this daemon does
   // The file whose presence says that this host goes away; empty: none is looked for.
   std::string notice_file = {};
   std::chrono::milliseconds notice_look{500};

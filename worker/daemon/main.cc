@@ -31,6 +31,7 @@
 #include "worker/daemon/daemon.h"
 #include "worker/daemon/enrolment_client.h"
 #include "worker/daemon/folders_main.h"
+#include "worker/daemon/job_flags_main.h"
 #include "worker/daemon/node_identity.h"
 #include "worker/daemon/notice_file.h"
 #include "worker/daemon/shared_gpu.h"
@@ -66,6 +67,7 @@ struct Flags {
   std::string http_key;
   bool enable_faults = false;
   FolderFlags folders;
+  JobFlags jobs;
 };
 
 constexpr char kLoopback[] = "127.0.0.1";
@@ -261,6 +263,7 @@ DaemonConfinement ConfinementWish(const Flags& flags, const DaemonOptions& optio
   return {.mode = flags.folders.confine,
           .roots = options.roots.folders(),
           .folders = {flags.work_dir, options.gemm_cache, flags.folders.data_cache},
+          .read_folders = {flags.jobs.secrets_root},
           .read_files = {options.trainer_program,
                          SiblingTrainer(),
                          flags.notice_file,
@@ -318,6 +321,7 @@ int Start(const Flags& flags) {
   ready = ready.ok() ? SetLeaving(flags, options) : ready;
   ready = ready.ok() ? SetRoots(flags.folders, flags.work_dir, options) : ready;
   ready = ready.ok() ? SetDataNetwork(flags, options) : ready;
+  ready = ready.ok() ? SetLaunchRules(flags.jobs, flags.dev_loopback, options) : ready;
   if (ready.ok()) {
     ready = flags.dev_loopback ? SetLoopback(flags, options) : SetJoined(flags, options);
   }
@@ -328,6 +332,7 @@ int Start(const Flags& flags) {
   const absl::StatusOr<std::string> lock =
       ready.ok() ? LockWorkDir(flags.work_dir) : absl::StatusOr<std::string>(ready);
   ready = lock.ok() ? SetDataCache(flags.folders, flags.work_dir, options) : lock.status();
+  ready = ready.ok() ? SetTrainerUser(flags.jobs, flags.dev_loopback, options) : ready;
   if (!ready.ok()) {
     return Fatal(flags, ready);
   }
@@ -498,6 +503,7 @@ int ParseAndStart(int argc, char** argv) {
   app.add_option(
       "--trainer", flags.trainer, "Trainer program; default: ravel-trainer beside this one");
   AddFolderFlags(app, flags.folders);
+  AddJobFlags(app, flags.jobs);
   AddDataNetwork(app, flags);
   AddHttpFlags(app, flags);
   AddLeaving(app, flags);

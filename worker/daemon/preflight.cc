@@ -18,6 +18,13 @@
 namespace ravel::daemon {
 namespace {
 
+// By the rights of the thread, which may be those of the trainers' user.
+absl::Status CheckWritable(const std::string& folder) {
+  return faccessat(AT_FDCWD, folder.c_str(), W_OK | X_OK, AT_EACCESS) == 0
+             ? absl::OkStatus()
+             : ErrnoStatus(errno, folder);
+}
+
 absl::Status CheckRegular(const std::string& path) {
   struct stat facts {};
   if (stat(path.c_str(), &facts) != 0) {
@@ -26,7 +33,7 @@ absl::Status CheckRegular(const std::string& path) {
   if (!S_ISREG(facts.st_mode)) {
     return absl::InvalidArgumentError(absl::StrCat(path, ": not a regular file"));
   }
-  if (access(path.c_str(), R_OK) != 0) {
+  if (faccessat(AT_FDCWD, path.c_str(), R_OK, AT_EACCESS) != 0) {
     return ErrnoStatus(errno, path);
   }
   return absl::OkStatus();
@@ -67,7 +74,7 @@ absl::Status CheckStore(std::string folder) {
   if (!S_ISDIR(facts.st_mode)) {
     return absl::FailedPreconditionError(absl::StrCat(folder, ": not a folder"));
   }
-  return access(folder.c_str(), W_OK | X_OK) == 0 ? absl::OkStatus() : ErrnoStatus(errno, folder);
+  return CheckWritable(folder);
 }
 
 // Unlike the store's, it has to be there.
@@ -79,7 +86,7 @@ absl::Status CheckOffload(const std::string& folder) {
   if (!S_ISDIR(facts.st_mode)) {
     return absl::FailedPreconditionError(absl::StrCat(folder, ": not a folder"));
   }
-  return access(folder.c_str(), W_OK | X_OK) == 0 ? absl::OkStatus() : ErrnoStatus(errno, folder);
+  return CheckWritable(folder);
 }
 
 }  // namespace
@@ -113,6 +120,15 @@ PreflightResult CheckPaths(const PreflightPaths& paths) {
 PreflightResult CheckPathsBeneath(const PathRoots& roots, const PreflightPaths& paths) {
   absl::Status allowed = roots.CheckAll(paths.named);
   return allowed.ok() ? CheckPaths(paths) : PreflightResult{std::move(allowed), "DataError"};
+}
+
+std::function<PreflightResult(const PreflightPaths&)> LookAs(const std::optional<TrainerUser>& user,
+                                                             const PathRoots& roots) {
+  return [user, roots](const PreflightPaths& paths) -> PreflightResult {
+    absl::Status taken = user ? TakeFileRights(*user) : absl::OkStatus();
+    return taken.ok() ? CheckPathsBeneath(roots, paths)
+                      : PreflightResult{std::move(taken), "PreflightFailed"};
+  };
 }
 
 Preflight::Preflight(boost::asio::io_context& context, std::chrono::milliseconds limit, Look look)

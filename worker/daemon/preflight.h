@@ -5,6 +5,7 @@
 
 #include <chrono>
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -12,6 +13,7 @@
 #include "common/status.h"
 #include "common/token_file.h"
 #include "worker/daemon/bounded_threads.h"
+#include "worker/daemon/trainer_user.h"
 
 namespace ravel::daemon {
 
@@ -37,6 +39,10 @@ PreflightResult CheckPaths(const PreflightPaths& paths);
 // The same of paths that lie beneath `roots`; others are refused with DataError before any of them
 // is opened.
 PreflightResult CheckPathsBeneath(const PathRoots& roots, const PreflightPaths& paths);
+// The same, as trainers of that user would find the paths: a folder that is the daemon's alone is
+// no use to them.
+std::function<PreflightResult(const PreflightPaths&)> LookAs(const std::optional<TrainerUser>& user,
+                                                             const PathRoots& roots);
 
 // Used only from the thread of its io_context.
 class Preflight {

@@ -100,7 +100,7 @@ absl::Status Supervisor::Launch(const LaunchOrder& order) {
       continue;
     }
     started.push_back(start.rank());
-    const absl::Status status = StartOne(start);
+    const absl::Status status = StartOne(order, start);
     if (!status.ok()) {
       for (const int64_t rank : started) {  // destroyed, not stopped: nobody knows of them yet
         trainers_.erase({order.job_uid, order.epoch, rank});
@@ -112,7 +112,7 @@ absl::Status Supervisor::Launch(const LaunchOrder& order) {
   return absl::OkStatus();
 }
 
-absl::Status Supervisor::StartOne(const v1::StartTrainer& start) {
+absl::Status Supervisor::StartOne(const LaunchOrder& order, const v1::StartTrainer& start) {
   const std::string log_path = absl::StrCat(options_.work_dir,
                                             "/logs/",
                                             start.job_uid(),
@@ -137,10 +137,14 @@ absl::Status Supervisor::StartOne(const v1::StartTrainer& start) {
   for (std::string& variable : RootVariables(options_.roots)) {
     variables.push_back(std::move(variable));
   }
-  ASSIGN_OR_RETURN(
-      auto trainer,
-      TrainerProcess::Start(
-          context_, options_.trainer_program, log_path, own, variables, std::move(callbacks)));
+  variables.insert(variables.end(), order.variables.begin(), order.variables.end());
+  const TrainerProcess::Program program = {
+      .path = options_.trainer_program,
+      .log_path = log_path,
+      .variables = std::move(variables),
+      .user = options_.trainer_user ? &*options_.trainer_user : nullptr};
+  ASSIGN_OR_RETURN(auto trainer,
+                   TrainerProcess::Start(context_, program, own, std::move(callbacks)));
   log::Info(
       absl::StrCat("started trainer ", trainer->pid(), ": ", IdentityText(trainer->identity())));
   trainers_[{start.job_uid(), start.epoch(), start.rank()}] = std::move(trainer);

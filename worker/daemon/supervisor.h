@@ -8,6 +8,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <set>
 #include <string>
 #include <tuple>
@@ -25,6 +26,9 @@ struct LaunchOrder {
   int64_t epoch = 0;
   int64_t attempt = 0;
   std::vector<v1::StartTrainer> trainers;  // complete, with the plan
+  // "NAME=text" of what the job itself sets, secrets included: never logged. What this node sets
+  // under the same name holds.
+  std::vector<std::string> variables = {};
 };
 
 struct SupervisorOptions {
@@ -34,7 +38,8 @@ struct SupervisorOptions {
   RootFolders roots = {};       // beneath which trainers may open paths of jobs
   // Ordinal of the node's first GPU: a trainer is told which of the GPUs is its own.
   int64_t first_gpu = 0;
-  int64_t trainers_per_gpu = 1;  // more than 1: functional tests (shared_gpu.h)
+  int64_t trainers_per_gpu = 1;                  // more than 1: functional tests (shared_gpu.h)
+  std::optional<TrainerUser> trainer_user = {};  // none: the daemon's own
 };
 
 // Used only from the thread of its io_context; that thread must live as long as the daemon.
@@ -90,7 +95,7 @@ class Supervisor {
   void KillOlder(const std::string& job_uid, int64_t epoch);
   // For one more save than the trainer has heard of; `stop`: which is its last.
   void AskForSave(TrainerProcess& trainer, bool stop);
-  absl::Status StartOne(const v1::StartTrainer& start);
+  absl::Status StartOne(const LaunchOrder& order, const v1::StartTrainer& start);
   void OnExited(ExitReport report);
   void WatchSilence();
   void JudgeSilence();

@@ -312,22 +312,20 @@ class TrainerProcess::Child : public std::enable_shared_from_this<Child> {
   bool finished_ = false;
 };
 
-absl::StatusOr<std::unique_ptr<TrainerProcess>> TrainerProcess::Start(
-    asio::io_context& context,
-    const std::string& program,
-    const std::string& log_path,
-    const v1::StartTrainer& start,
-    const std::vector<std::string>& variables,
-    Callbacks callbacks) {
+absl::StatusOr<std::unique_ptr<TrainerProcess>> TrainerProcess::Start(asio::io_context& context,
+                                                                      const Program& program,
+                                                                      const v1::StartTrainer& start,
+                                                                      Callbacks callbacks) {
   TrainerIdentity identity{.job_uid = start.job_uid(),
                            .epoch = start.epoch(),
                            .attempt = start.attempt(),
                            .rank = start.rank()};
   const std::string socket = absl::StrCat("--socket-fd=", kTrainerSocketFd);
-  ASSIGN_OR_RETURN(const ChildProcess process, StartChild({program, socket}, variables));
+  ASSIGN_OR_RETURN(const ChildProcess process,
+                   StartChild({program.path, socket}, program.variables, program.user));
   auto child = std::make_shared<Child>(context, std::move(identity), process, std::move(callbacks));
   std::unique_ptr<TrainerProcess> trainer(new TrainerProcess(child));
-  RETURN_IF_ERROR(child->Start(log_path, start));
+  RETURN_IF_ERROR(child->Start(program.log_path, start));
   return trainer;
 }
 

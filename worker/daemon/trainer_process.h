@@ -14,6 +14,7 @@
 #include "worker/child_link.h"
 #include "worker/daemon/exit_reason.h"
 #include "worker/daemon/log_relay.h"
+#include "worker/daemon/trainer_user.h"
 
 namespace ravel::daemon {
 
@@ -62,14 +63,17 @@ class TrainerProcess {
     std::function<void(ExitReport)> exited;
   };
 
-  // Starts `program --socket-fd=3`, with `variables` in its environment, and sends it `start`.
-  static absl::StatusOr<std::unique_ptr<TrainerProcess>> Start(
-      boost::asio::io_context& context,
-      const std::string& program,
-      const std::string& log_path,
-      const v1::StartTrainer& start,
-      const std::vector<std::string>& variables,
-      Callbacks callbacks);
+  struct Program {
+    std::string path;
+    std::string log_path;
+    std::vector<std::string> variables = {};  // of its environment (child_process.h)
+    const TrainerUser* user = nullptr;        // null: the daemon's own
+  };
+  // Starts `program --socket-fd=3` and sends it `start`.
+  static absl::StatusOr<std::unique_ptr<TrainerProcess>> Start(boost::asio::io_context& context,
+                                                               const Program& program,
+                                                               const v1::StartTrainer& start,
+                                                               Callbacks callbacks);
   // Kills and reaps a child that still runs; no callback follows.
   ~TrainerProcess();
 

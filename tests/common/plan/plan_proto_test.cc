@@ -58,6 +58,8 @@ void SetMesh(JobSpec& spec) {
   spec.tensor = 4;
   spec.sequence_parallel = spec.tensor_across_nodes = true;
   spec.tensor_chunks = 8;
+  spec.environment = {{"A", "a", ""}, {"B", "", "b/c"}};
+  spec.network = "fast";
 }
 
 JobSpec FullSpec() {
@@ -294,13 +296,13 @@ TEST(JobProto, EveryFieldOfTheStructIsKnown) {
                localise,
                norms_every,
                gather_window_bytes,
-               staging_window_bytes] = spec;
+               staging_window_bytes,
+               environment,
+               network] = spec;
   const auto& [train, validation, format, sequence_length, passes, tokenizer] = data;
   const auto& [path, weight, tokens, sample_digest] = train.front();
-  (void)optimizer;  // below
   const auto& [kind, warmup_steps, min_ratio] = schedule;
   const auto& [sizes, grow_delay_ms, grow_every_ms] = elastic;
-  (void)checkpoint;  // below
   const auto& [max_failures, max_per_day, max_no_progress, backoff_ms, max_backoff_ms] = restart;
   EXPECT_TRUE(name == "plan" && tokens == 1000 && layer_drop == 0.25 && tensor_chunks == 8);
   EXPECT_EQ(warmup_steps + grow_delay_ms + max_failures, 7 + 1 + 1);

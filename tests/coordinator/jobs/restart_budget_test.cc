@@ -51,6 +51,7 @@ TEST(FailureReasonTest, ClassesAndChargesAreThoseOfTheSpecification) {
   const std::map<FailureClass, std::set<std::string_view>> classes = {
       {FailureClass::kUser,
        {"DataError",
+        "EnvironmentRefused",
         "UserExit",
         "NonFinitePersistent",
         "MaxRunTime",

@@ -1,0 +1,43 @@
+#pragma once
+
+// What a job asks of a node beside devices and paths, and what the node's operator allows:
+// variables and secrets of the trainers' environment, and the network between them.
+
+#include <map>
+#include <string>
+#include <vector>
+
+#include "common/status.h"
+#include "proto/fleet.pb.h"
+
+namespace ravel::daemon {
+
+struct JobNetwork {
+  std::string interface;
+  std::string address;
+};
+
+// Of --job-environment, --secrets-root and --network.
+struct LaunchRules {
+  std::vector<std::string> allowed = {};  // patterns of names
+  std::string secrets_root = {};          // empty: none
+  std::map<std::string, JobNetwork> networks = {};
+  // Trainers are another user, who cannot show the node's certificate to a ravel-store.
+  bool without_certificate = false;
+};
+
+struct LaunchSettings {
+  std::vector<std::string> variables = {};  // "NAME=text", secrets included: never logged
+  std::string host_address = {};            // empty: the node's own
+};
+
+// Reads secrets. A status that is not OK names the field of the job file, never a secret's text;
+// its reason is EnvironmentRefused. Launches of no trainer ask for nothing.
+absl::StatusOr<LaunchSettings> SettingsOf(const v1::Launch& launch, const LaunchRules& rules);
+
+// --network NAME=INTERFACE: the address of the interface now. InvalidArgument says what was
+// expected.
+absl::StatusOr<std::map<std::string, JobNetwork>> ParseNetworks(
+    const std::vector<std::string>& flags);
+
+}  // namespace ravel::daemon

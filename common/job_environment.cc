@@ -88,7 +88,8 @@ std::string ExpectedName(std::string_view name) {
     return "";
   }
   const absl::string_view text = View(name);
-  const bool forbidden = absl::EndsWith(text, "_DIR") ||
+  const bool forbidden =
+      absl::EndsWith(text, "_DIR") ||
       std::find(std::begin(kForbiddenNames), std::end(kForbiddenNames), text) !=
           std::end(kForbiddenNames) ||
       std::any_of(

@@ -82,24 +82,24 @@ class NetworksTest : public ::testing::Test {
   }
   static std::string Node(int host) { return absl::StrCat("n", host); }
   std::string Hold(int64_t step) const { return absl::StrCat(control_.path(), "/hold.", step); }
-  void StartNodes() {
+  void StartNodes(const std::vector<std::string>& network = {"--data-interface", "eth1"}) {
     for (const int host : {1, 2}) {
+      std::vector<std::string> flags = {"--cpu-devices",
+                                        "2",
+                                        "--data-ports",
+                                        absl::StrCat(kFirstPort, "-", kLastPort),
+                                        "--enable-faults"};
+      flags.insert(flags.end(), network.begin(), network.end());
       const absl::Status up = cluster_->StartWorker(
           Node(host),
           hosts_->Prefix(host),
-          {"--cpu-devices",
-           "2",
-           "--data-interface",
-           "eth1",
-           "--data-ports",
-           absl::StrCat(kFirstPort, "-", kLastPort),
-           "--enable-faults"},
+          flags,
           {{"RAVEL_FAULTS", absl::StrCat("trainer.step@*:hold=", control_.path(), "/hold")}});
       ASSERT_EQ(up, absl::OkStatus());
     }
     ASSERT_TRUE(cluster_->WaitForReady(2));
   }
-  void Submit(const std::string& name, int64_t workers) const {
+  void Submit(const std::string& name, int64_t workers, const std::string& more_spec = {}) const {
     const std::string path = absl::StrCat(cluster_->folder(), "/", name, ".yaml");
     WriteText(path,
               ToYaml({.name = name,
@@ -107,7 +107,8 @@ class NetworksTest : public ::testing::Test {
                       .store = cluster_->folder() + "/store",
                       .workers = workers,
                       .steps = 12,
-                      .save_every_steps = 4}));
+                      .save_every_steps = 4,
+                      .more_spec = more_spec}));
     const RunResult submitted = cluster_->Ctl({"submit", "-f", path});
     ASSERT_EQ(submitted.exit_code, 0) << submitted.err;
   }
@@ -195,6 +196,28 @@ TEST_F(NetworksTest, TrainersTalkOverTheNamedInterfaceByTheGivenPorts) {
               HasSubstr(hosts_->DataAddress(2)));
 }
 
+TEST_F(NetworksTest, AJobChoosesANetworkByName) {
+  ASSERT_NO_FATAL_FAILURE(StartNodes({"--network", "fast=eth1", "--network", "slow=eth0"}));
+  WriteText(Hold(6), "");
+  ASSERT_NO_FATAL_FAILURE(Submit("fast", 4, "  communication: {network: fast}\n"));
+  const RunResult waited = cluster_->Ctl({"wait", "fast", "--for=step=5", "--timeout", "50s"});
+  ASSERT_EQ(waited.exit_code, 0) << waited.err << cluster_->Ctl({"events", "fast"}).out;
+  for (const int host : {1, 2}) {
+    const std::vector<Connection> connections = Connections(host);
+    EXPECT_GE(connections.size(), 4u) << "two ranks here, two there";
+    for (const Connection& each : connections) {
+      EXPECT_EQ(each.local_host.substr(2), "085D0A") << "10.93.8.x: " << each.local_host;
+    }
+  }
+  std::filesystem::remove(Hold(6));
+  EXPECT_EQ(Losses("fast").size(), 12u);
+  ASSERT_NO_FATAL_FAILURE(Submit("absent", 4, "  communication: {network: other}\n"));
+  EXPECT_NE(cluster_->Ctl({"wait", "absent", "--for=done", "--timeout", "60s"}).exit_code, 0);
+  EXPECT_THAT(cluster_->Ctl({"describe", "absent"}).out,
+              ::testing::ContainsRegex("node n[12] could not launch: communication.network: this "
+                                       "node has no network 'other'"));
+}
+
 TEST_F(NetworksTest, BadNetworksAreNamed) {
   const auto start = [&](const std::vector<std::string>& flags) {
     std::vector<std::string> words = {
@@ -206,6 +229,9 @@ TEST_F(NetworksTest, BadNetworksAreNamed) {
   };
   EXPECT_THAT(start({"--data-interface", "eth7"}), HasSubstr("--data-interface: this host has no"));
   EXPECT_THAT(start({"--data-interface", "eth7"}), HasSubstr("there are eth0, eth1, lo"));
+  EXPECT_THAT(start({"--network", "fast=eth7"}),
+              HasSubstr("--network: fast=eth7: this host has no"));
+  EXPECT_THAT(start({"--network", "eth1"}), HasSubstr("expected NAME=INTERFACE"));
   EXPECT_THAT(start({"--data-ports", "9-8"}), HasSubstr("--data-ports: expected FIRST-LAST"));
   EXPECT_THAT(start({"--data-interface", "eth1", "--advertise", "10.93.8.11"}),
               HasSubstr("expected one of --advertise and --data-interface"));

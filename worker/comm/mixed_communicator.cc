@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <array>
+#include <climits>
 #include <cstring>
 #include <fstream>
 #include <utility>
@@ -13,7 +14,6 @@
 
 #include <absl/strings/str_cat.h>
 #include <absl/strings/str_join.h>
-#include <limits.h>
 #include <unistd.h>
 
 #include "common/check.h"

@@ -33,7 +33,8 @@ TEST(BlameWeightTest, OnlyReasonsThatSpeakOfThePlaceWeigh) {
                                         "DeviceError",
                                         "StartFailed",
                                         "PreflightFailed",
-                                        "DataCacheTooSmall"}));
+                                        "DataCacheTooSmall",
+                                        "EnvironmentRefused"}));
   NodeFailure crash = Failure("ProcessCrash");
   EXPECT_EQ(BlameWeight(crash), 1) << "one SIGKILL is no reason to be smaller";
   crash.starting = true;

@@ -3,6 +3,7 @@
 
     RAVEL_BIN_DIR=build/cuda/bin python3 tests/deploy/pool_test.py
 """
+import fcntl
 import os
 import pathlib
 import re
@@ -75,6 +76,14 @@ class Pool(unittest.TestCase):
         self.addCleanup(end)
         return process
 
+    def kill(self, pod):
+        """Ends all of a pod at once. A coordinator that dies holds its folder until the kernel has closed its files."""
+        os.killpg(pod.pid, signal.SIGKILL)
+        pod.wait()
+        for path in self.folder.rglob("coordinator.lock"):
+            with open(path) as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX)
+
     def logs(self):
         return "\n".join(f"== {path.name}\n{path.read_text()[-3000:]}" for path in sorted(self.folder.glob("*.log")))
 
@@ -129,8 +138,7 @@ class Pool(unittest.TestCase):
         self.pod("two", "worker")
         coordinator = self.pod("coordinator", "coordinator", str(job))
         self.wait_for(lambda: self.committed(50))
-        os.killpg(coordinator.pid, signal.SIGKILL)
-        coordinator.wait()
+        self.kill(coordinator)
         self.assertEqual(self.ended(self.pod("coordinator", "coordinator", str(job))), 0, self.logs())
         self.assertTrue(self.committed(400))
 
@@ -145,8 +153,7 @@ class Pool(unittest.TestCase):
         other = self.pod("two", "node", str(job), JOB_COMPLETION_INDEX="1", **kept)
         leader = self.pod("one", "node", str(job), JOB_COMPLETION_INDEX="0", **kept)
         self.wait_for(lambda: self.committed(50))
-        os.killpg(leader.pid, signal.SIGKILL)
-        leader.wait()
+        self.kill(leader)
         self.assertFalse(self.committed(2000), "ended too early to be killed")
         again = self.pod("three", "node", str(job), JOB_COMPLETION_INDEX="0", **kept)
         self.assertEqual(self.ended(again), 0, self.logs())

@@ -191,7 +191,7 @@ TEST_F(NetworksTest, TrainersTalkOverTheNamedInterfaceByTheGivenPorts) {
   }
   std::filesystem::remove(Hold(6));
   EXPECT_EQ(Losses("four"), one);
-  EXPECT_THAT(cluster_->Ctl({"events", "four"}).out, HasSubstr("over gloo"));
+  EXPECT_THAT(cluster_->Ctl({"events", "four"}).out, HasSubstr("over mixed"));
   EXPECT_THAT(cluster_->Ctl({"nodes", "list", "-o", "json"}).out,
               HasSubstr(hosts_->DataAddress(2)));
 }
@@ -249,7 +249,7 @@ TEST_F(NetworksTest, ALinkThatDelaysChangesNoBit) {
   EXPECT_GE(ConnectMs(1), 2 * kDelayMs) << "without it " << before_ms;
   ASSERT_NO_FATAL_FAILURE(Submit("four", 4));
   EXPECT_EQ(Losses("four"), one);
-  EXPECT_THAT(cluster_->Ctl({"events", "four"}).out, HasSubstr("over gloo"));
+  EXPECT_THAT(cluster_->Ctl({"events", "four"}).out, HasSubstr("over mixed"));
 }
 
 }  // namespace

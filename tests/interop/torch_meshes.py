@@ -7,6 +7,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 import torch.multiprocessing as mp
+from dcp_tensor_parallel import Holder
 from torch import nn
 from torch.distributed.checkpoint import HuggingFaceStorageReader
 from torch.distributed.device_mesh import init_device_mesh
@@ -17,19 +18,6 @@ from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 MESHES = [(4, 1), (1, 4), (3, 1), (2, 2)]
 # Names that end so are cut along columns; other matrices along rows.
 COLUMNS = ("o_proj.weight", "down_proj.weight", "attn.c_proj.weight", "mlp.c_proj.weight")
-
-
-class Holder(nn.Module):
-    """A module whose parameters have the names of a state."""
-
-    def add(self, name, parameter):
-        first, _, rest = name.partition(".")
-        if not rest:
-            self.register_parameter(first, parameter)
-            return
-        if first not in self._modules:
-            self.add_module(first, Holder())
-        self._modules[first].add(rest, parameter)
 
 
 def placement(name, shape):

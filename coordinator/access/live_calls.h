@@ -21,7 +21,7 @@ inline constexpr int kMaxCallsOfConnection = 128;
 
 struct LiveCallLimits {
   int64_t of_identity = 256;
-  // Of all users: nodes find room whatever these do.
+  // The bound of all users: nodes find room whatever these do.
   int64_t of_users = 4096;
   int64_t in_all = 32768;
 };

@@ -57,7 +57,7 @@ struct NodeRecord {
   }
 };
 
-// What the database tells of a node that is not here.
+// A node that is not here, as the database tells of it.
 struct GoneNode {
   bool has_left = false;      // LEFT, else LOST
   std::string message = {};   // empty: not known

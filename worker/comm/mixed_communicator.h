@@ -19,12 +19,12 @@ struct MixedOptions {
 // The key of this process: trainers of one daemon have the same.
 std::string HostKey(const std::string& host_address);
 
-// The whole group talks over TCP. So does a split, unless each of its groups lies on one host and
-// nothing in the way (a process that may not map another's memory, an arena that is not shared):
-// then all its groups have the collectives of `shm`. Where the first such split comes before
-// AllocateArena, all memory of the arena is shared by the ranks of a host, so that it can be read
-// in place; else none is. `shared_memory()` is false on the whole group, so plans with gathers in
-// place are refused, and true on a group in shared memory.
+// The whole group talks over TCP, and so does a split, unless each of its groups lies on one host:
+// then all of them have the collectives of `shm`. The first such split comes before AllocateArena,
+// whose memory is then shared by the ranks of a host, so that it can be read in place; after an
+// arena that is not shared, all splits talk over TCP. If a process may not map another's memory,
+// the result is a communicator of `gloo`, and a warning says why. `shared_memory()` is false on the
+// whole group, so plans with gathers in place are refused, and true on a group in shared memory.
 absl::StatusOr<std::unique_ptr<Communicator>> CreateMixedCommunicator(const MixedOptions& options);
 
 }  // namespace ravel::comm

@@ -18,7 +18,7 @@
 namespace ravel::daemon {
 namespace {
 
-// By the thread's rights, which are those of the trainers' user.
+// The thread's rights decide: those of the trainers' user.
 bool MayAccess(const std::string& path, int mode) {
   return faccessat(AT_FDCWD, path.c_str(), mode, AT_EACCESS) == 0;
 }

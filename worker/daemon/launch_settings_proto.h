@@ -1,7 +1,7 @@
 #pragma once
 
-// What a job asks of a node beside devices and paths, and what the node's operator allows:
-// variables and secrets of the trainers' environment, and the network between them.
+// The things that a job asks of a node beside devices and paths, and what the node's operator
+// allows: variables and secrets of the trainers' environment, and the network between them.
 
 #include <map>
 #include <string>
@@ -17,7 +17,7 @@ struct JobNetwork {
   std::string address;
 };
 
-// Of --job-environment, --secrets-root and --network.
+// The values of --job-environment, --secrets-root and --network.
 struct LaunchRules {
   std::vector<std::string> allowed = {};  // patterns of names
   std::string secrets_root = {};          // empty: none

@@ -18,7 +18,7 @@
 namespace ravel::daemon {
 namespace {
 
-// By the rights of the thread, which may be those of the trainers' user.
+// The rights of the thread decide, which may be those of the trainers' user.
 absl::Status CheckWritable(const std::string& folder) {
   return faccessat(AT_FDCWD, folder.c_str(), W_OK | X_OK, AT_EACCESS) == 0
              ? absl::OkStatus()

@@ -34,7 +34,7 @@ bool BecomeTrainerUser(uid_t uid, gid_t gid);
 
 // Runs `work` on a thread that opens files as that user, and joins it. For checks of paths.
 absl::Status AsTrainerUser(const TrainerUser& user, const std::function<absl::Status()>& work);
-// For a thread that opens files as that user until it ends.
+// The same for a thread that opens files as that user until it ends.
 absl::Status TakeFileRights(const TrainerUser& user);
 
 // Variables that tell programs of their user: HOME, USER, LOGNAME.

@@ -118,7 +118,7 @@ TEST_F(StoreCheckpointKeeperTest, StepsThatTheRecordLacksAreDescribed) {
   const absl::StatusOr<RestorePoint> again = Relaunch(30);
   ASSERT_TRUE(again.ok()) << again.status();
   EXPECT_TRUE(again->found.empty()) << "the record is not behind";
-  // What another job committed is no step of this one.
+  // A commit of another job is no step of this one.
   std::set<std::string> known;
   for (const FoundSave& found : view->found) {
     known.insert(found.saved.save.save_id);

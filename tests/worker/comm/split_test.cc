@@ -276,6 +276,10 @@ TEST_P(SplitTest, TheLedgerHoldsAllGroupsOfARank) {
   RunRanks(mesh.transport, mesh.size(), [&](Communicator& whole) {
     const auto inner = MustSplit(whole, "shard", InnerMembers(mesh, whole.rank()));
     ASSERT_TRUE(inner->Barrier({plan::OpLabel::kGather, 4, 0}).ok());
+    if (mesh.transport == "mixed") {  // two ranks on each host
+      EXPECT_STREQ(inner->transport(), mesh.inner <= 2 ? "shm" : "gloo");
+      EXPECT_EQ(inner->shared_memory(), mesh.inner <= 2);
+    }
     auto logs = inner->ledger().logs();
     std::erase_if(logs, [](const auto& log) { return log->group().name == "host"; });
     ASSERT_EQ(logs.size(), 2u);

@@ -99,7 +99,7 @@ TEST_F(LaunchSettingsTest, SecretsBeyondTheNamespaceAreRefused) {
   EXPECT_THAT(Refusal("s3/key"), HasSubstr("--secrets-root"));
 }
 
-// As Kubernetes mounts them: KEY -> ..data/KEY, ..data -> ..2026.
+// Links as Kubernetes makes them: KEY -> ..data/KEY, ..data -> ..2026.
 TEST_F(LaunchSettingsTest, LinksWithinANamespacePass) {
   Put("team/mounted/..2026/key", "text");
   fs::create_symlink("..2026", root() + "/team/mounted/..data");

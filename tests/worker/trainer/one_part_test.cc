@@ -67,7 +67,7 @@ std::string DigestsOf(const Recording& run) {
                       exp_avg_sq.text());
 }
 
-// By "MODEL micro-batches N".
+// The key is "MODEL micro-batches N".
 std::map<std::string, std::string> GoldenDigests() {
   std::map<std::string, std::string> golden;
   std::ifstream file(RAVEL_ONE_PART_GOLDEN);

@@ -21,12 +21,14 @@
 #include "coordinator/api/access_service.h"
 #include "proto/fleet.pb.h"
 #include "proto/jobs.pb.h"
+#include "tests/testing/eventually.h"
 #include "tests/testing/fake_clock.h"
 #include "tests/testing/process.h"
 
 namespace ravel::coordinator {
 namespace {
 
+using ravel::testing::Eventually;
 using ::testing::HasSubstr;
 
 std::vector<std::string> AllMethods() {
@@ -266,7 +268,11 @@ TEST_F(AccessGateTest, CallsBeyondTheLimitsAreRefusedUntilOthersEnd) {
   EXPECT_THAT(own.error_message(), HasSubstr("user/busy may have 3 calls"));
   live_.Remove(held.back());
   held.pop_back();
+  // A call leaves the list a moment after its caller has the answer.
+  const auto has_room = [this] { return live_.CheckRoom("user/busy").ok(); };
+  ASSERT_TRUE(Eventually(std::chrono::seconds(10), has_room));
   EXPECT_NE(call().error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED);
+  ASSERT_TRUE(Eventually(std::chrono::seconds(10), has_room));
   for (const char* other : {"user/a", "user/b", "user/c"}) {
     held.push_back(live_.Add(other, INT64_MAX, [] {}));
   }

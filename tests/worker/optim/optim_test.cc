@@ -144,15 +144,15 @@ TEST(NormTree, AnyNumberOfRanksGivesTheBitsOfOneTreeOverAllRows) {
   }
 }
 
-// A matrix whose columns a tensor axis of two cuts, one whose rows it cuts, and a vector that each
-// of its ranks has, on `shards` x 2 ranks.
-plan::ShardingPlan CutPlan(int64_t shards) {
+// A matrix whose columns a tensor axis cuts, one whose rows it cuts, and a vector that each of its
+// ranks has, on shards x degree ranks; sums of columns are in `parts`.
+plan::ShardingPlan CutPlan(int64_t shards, int64_t degree, int64_t parts) {
   plan::ShardingPlan plan;
-  plan.ranks = 2 * shards;
-  plan.mesh = *plan::Mesh::Create({{plan::kShardAxis, shards}, {plan::kTensorAxis, 2}});
-  plan.inventory.cut = {.parts = 2, .degree = 2};
+  plan.ranks = degree * shards;
+  plan.mesh = *plan::Mesh::Create({{plan::kShardAxis, shards}, {plan::kTensorAxis, degree}});
+  plan.inventory.cut = {.parts = parts, .degree = degree};
   plan.inventory.units.emplace_back().kind = plan::UnitKind::kLayer;
-  const std::vector<Shape> shapes = {{13, 6}, {16, 5}, {300}};
+  const std::vector<Shape> shapes = {{13, 12}, {16, 5}, {300}};
   std::vector<plan::LayoutItem> items;
   for (size_t i = 0; i < shapes.size(); ++i) {
     plan::TensorSpec tensor;
@@ -161,11 +161,11 @@ plan::ShardingPlan CutPlan(int64_t shards) {
     tensor.shape = shapes[i];
     tensor.site = static_cast<uint32_t>(i);
     tensor.unit = 0;
-    tensor.cut = {.dim = i == 2 ? -1 : 1 - static_cast<int>(i), .ranks = 2};
-    const int64_t elements = ElementCount(tensor.shape) / (i == 2 ? 1 : 2);
+    tensor.cut = {.dim = i == 2 ? -1 : 1 - static_cast<int>(i), .ranks = degree};
+    const int64_t elements = ElementCount(tensor.shape) / (i == 2 ? 1 : degree);
     items.push_back({.name = tensor.name,
                      .elements = elements,
-                     .atom_elements = i == 2 ? 256 : (i == 0 ? 3 : 5)});
+                     .atom_elements = i == 2 ? 256 : (i == 0 ? 12 / degree : 5)});
     plan.inventory.tensors.push_back(tensor);
   }
   plan::GroupLayout group;
@@ -187,54 +187,76 @@ plan::ShardingPlan CutPlan(int64_t shards) {
   return plan;
 }
 
-// Rows are counted in the tensor, each block of columns has a tree of its own, and what all ranks
-// of the tensor axis have counts once. Fails when a part of an item is measured as rows of the
-// tensor, or when the blocks of one row are taken for the same node.
-TEST(NormTree, ColumnsThatAnAxisCutsAreBlocks) {
+// Elements of the tensors of CutPlan.
+std::vector<std::vector<float>> CutValues() {
   std::mt19937 random(7);
   std::uniform_real_distribution<float> uniform(-1.0f, 1.0f);
   std::vector<std::vector<float>> values;
-  for (const plan::TensorSpec& tensor : CutPlan(1).inventory.tensors) {
+  for (const plan::TensorSpec& tensor : CutPlan(1, 1, 1).inventory.tensors) {
     for (values.emplace_back(); std::ssize(values.back()) < ElementCount(tensor.shape);) {
       values.back().push_back(uniform(random));
     }
   }
-  std::vector<double> first;
-  for (const int64_t shards : {1, 2, 3, 5}) {
-    const plan::ShardingPlan plan = CutPlan(shards);
-    const NormTree tree(plan);
-    kernels::CpuStream stream;
-    std::vector<std::vector<double>> sums;
-    for (int rank = 0; rank < plan.ranks; ++rank) {
-      const std::vector<plan::OwnedPiece> pieces = plan::CountedPieces(plan, 0, rank);
-      std::vector<float> buffer(static_cast<size_t>(plan::MeasuredRange(plan, 0, rank).size()));
-      for (const plan::OwnedPiece& piece : pieces) {
-        const std::vector<float>& from = values[static_cast<size_t>(piece.tensor)];
-        piece.VisitRuns(plan.inventory.tensors[piece.tensor].shape, [&](const plan::OwnedRun& run) {
-          std::copy_n(from.begin() + run.first, run.elements, buffer.begin() + run.offset);
-        });
-      }
-      sums.emplace_back(tree.nodes(rank).size());
-      EXPECT_EQ(MeasureNodes(stream,
-                             {.inventory = plan.inventory,
-                              .pieces = pieces,
-                              .base = buffer.data(),
-                              .nodes = tree.nodes(rank),
-                              .out = sums.back()},
-                             0),
-                sums.back().size());
+  return values;
+}
+
+// Sums of squares per tensor, from what each rank of the plan measures of its pieces.
+std::vector<double> CutSums(const plan::ShardingPlan& plan,
+                            const std::vector<std::vector<float>>& values) {
+  const NormTree tree(plan);
+  kernels::CpuStream stream;
+  std::vector<std::vector<double>> sums;
+  for (int rank = 0; rank < plan.ranks; ++rank) {
+    const std::vector<plan::OwnedPiece> pieces = plan::CountedPieces(plan, 0, rank);
+    std::vector<float> buffer(static_cast<size_t>(plan::MeasuredRange(plan, 0, rank).size()));
+    for (const plan::OwnedPiece& piece : pieces) {
+      const std::vector<float>& from = values[static_cast<size_t>(piece.tensor)];
+      piece.VisitRuns(plan.inventory.tensors[piece.tensor].shape, [&](const plan::OwnedRun& run) {
+        std::copy_n(from.begin() + run.first, run.elements, buffer.begin() + run.offset);
+      });
     }
-    const std::vector<double> combined =
-        tree.Combine(std::vector<std::span<const double>>(sums.begin(), sums.end()));
-    for (size_t t = 0; t < combined.size(); ++t) {
-      double exact = 0;
-      for (const float value : values[t]) {
-        exact += static_cast<double>(value) * static_cast<double>(value);
-      }
-      EXPECT_NEAR(combined[t], exact, 1e-5 * exact) << t << " on " << shards;
+    sums.emplace_back(tree.nodes(rank).size());
+    EXPECT_EQ(MeasureNodes(stream,
+                           {.inventory = plan.inventory,
+                            .pieces = pieces,
+                            .base = buffer.data(),
+                            .nodes = tree.nodes(rank),
+                            .out = sums.back()},
+                           0),
+              sums.back().size());
+  }
+  return tree.Combine(std::vector<std::span<const double>>(sums.begin(), sums.end()));
+}
+
+// Rows are counted in the tensor, each block of columns has a tree of its own, and what all ranks
+// of the tensor axis have counts once. Fails when a part of an item is measured as rows of the
+// tensor, or when the blocks of one row are taken for the same node.
+TEST(NormTree, ColumnsThatAnAxisCutsAreBlocks) {
+  const std::vector<std::vector<float>> values = CutValues();
+  const std::vector<double> one = CutSums(CutPlan(1, 1, 4), values);
+  for (size_t t = 0; t < one.size(); ++t) {
+    double exact = 0;
+    for (const float value : values[t]) {
+      exact += static_cast<double>(value) * static_cast<double>(value);
     }
-    first = first.empty() ? combined : first;
-    EXPECT_EQ(combined, first) << shards;
+    EXPECT_NEAR(one[t], exact, 1e-5 * exact) << t;
+  }
+  for (const int64_t degree : {1, 2, 4}) {
+    for (const int64_t shards : {1, 2, 3, 5}) {
+      EXPECT_EQ(CutSums(CutPlan(shards, degree, 4), values), one) << shards << " x " << degree;
+    }
+  }
+}
+
+// Without blocks a row sum covers all columns of its rank, and depends on how many those are.
+TEST(NormTree, WithoutBlocksOfColumnsTheBitsDependOnTheRanks) {
+  const std::vector<std::vector<float>> values = CutValues();
+  const std::vector<double> one = CutSums(CutPlan(1, 1, 1), values);
+  for (const int64_t degree : {2, 4}) {
+    const std::vector<double> sums = CutSums(CutPlan(1, degree, degree), values);
+    EXPECT_NE(sums[0], one[0]) << degree;
+    EXPECT_EQ(sums[1], one[1]) << degree << ": whole rows are what they were";
+    EXPECT_EQ(sums[2], one[2]) << degree;
   }
 }
 

@@ -29,6 +29,16 @@ enum class Output { kOverwrite, kAccumulate };
 // then u8 [ScaleBytes] in that form, at a multiple of 16 bytes, and each product of codes is
 // multiplied by those of its blocks. Squares of both operands are not computed by cuBLASLt, nor are
 // blocks of 32 beside others.
+//
+// Where ranks of a tensor axis may cut c, `part` has the size of c on a rank that has one part of
+// it. On CUDA the algorithm is then the one for that size, whatever this rank has, and where the
+// bits of its elements depend on the size nevertheless, c is computed part by part
+// (worker/trainer/gemm_choices.h). On a CPU nothing follows from it: bits do not depend on m and n.
+struct GemmPart {
+  int64_t rows = 0;  // 0: c is not of parts
+  int64_t columns = 0;
+  bool present() const { return rows > 0; }
+};
 struct GemmArgs {
   TensorView a;
   Transpose transpose_a = Transpose::kNo;
@@ -41,6 +51,7 @@ struct GemmArgs {
   ScaleForm form_a = ScaleForm::kTensor;
   ScaleForm form_b = ScaleForm::kTensor;
   bool fast_accumulation = false;
+  GemmPart part = {};
 };
 inline bool HasScale(const GemmArgs& args) {
   return args.scale_a.present() || args.scale_b.present();

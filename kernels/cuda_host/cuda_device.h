@@ -266,16 +266,27 @@ class CudaStream final : public cuda::LaunchStream {
     void* c;
     const void* scale_a;
     const void* scale_b;
+    GemmPart part = {};
+    // More than one part.
+    bool whole() const { return part.present() && (gemm.m > part.rows || gemm.n > part.columns); }
   };
-  using GemmRequests = std::map<std::string, GemmRequest>;  // by key, the first of each
+  // Of the gemm that the algorithm is chosen for, and of this one with what its part is.
+  static std::string ChoiceKey(const GemmRequest& request);
+  static std::string WholeKey(const GemmRequest& request);
+  // False where operands have scales for each block: these lie as the whole operand has them.
+  static bool CanBeCut(const GemmRequest& request);
+  using GemmRequests = std::map<std::string, GemmRequest>;  // by whole key, the first of each
   // From here on nothing that ops ask for reaches the device: their gemms are listed, all else
   // is passed over, until nullptr comes. What an op reads back from the device is a bug there.
   void Rehearse(GemmRequests* requests);
   // The choice for a gemm: the best of those measured, or the library's first proposal where
   // `measuring` is nullptr. Kept in no table.
   cuda::GemmChoice ChooseGemm(const GemmRequest& request, const Measuring* measuring);
-  // Runs it by that choice and waits; an error where cuBLASLt refuses to.
-  absl::Status TryGemm(const GemmRequest& request, const cuda::GemmChoice& choice);
+  // Runs it by that choice, at once or part by part, and waits; an error where cuBLASLt refuses to.
+  enum class GemmForm { kAtOnce, kInParts };
+  absl::Status TryGemm(const GemmRequest& request,
+                       const cuda::GemmChoice& choice,
+                       GemmForm form = GemmForm::kAtOnce);
 
   // Chooses how attention of bf16 runs through cuDNN from here on; choices made so far are
   // forgotten. For start-up. With more workspace, here or with the operands, fewer descriptions run
@@ -294,7 +305,8 @@ class CudaStream final : public cuda::LaunchStream {
   void CopyMemory(void* to, const void* from, int64_t bytes) override;
   void FillZero(void* to, int64_t bytes) override;
   bool RunGemm(const cuda::RavelCudaGemm& gemm,
-               const cuda::RavelCudaGemmBuffers& operands) override;
+               const cuda::RavelCudaGemmBuffers& operands,
+               const GemmPart& part) override;
   bool RunAttention(const cuda::RavelCudaAttention& attention,
                     const cuda::RavelCudaAttentionBuffers& buffers) override;
   int64_t PrepareAttention(const cuda::RavelCudaAttention& attention,

@@ -108,6 +108,28 @@ std::string GemmKey(const RavelCudaGemm& gemm) {
                          gemm.multiprocessors);
 }
 
+RavelCudaGemm GemmOfPart(const RavelCudaGemm& gemm, const GemmPart& part) {
+  if (!part.present()) {
+    return gemm;
+  }
+  RavelCudaGemm cut = gemm;
+  cut.m = part.rows;
+  cut.n = part.columns;
+  cut.a_stride = gemm.transpose_a != 0 ? cut.m : cut.k;
+  cut.b_stride = gemm.transpose_b != 0 ? cut.k : cut.n;
+  cut.c_stride = cut.n;
+  constexpr int64_t kMost = 16;
+  const auto align = [](int64_t stride, int32_t dtype, int32_t known) {
+    const int64_t bytes = DTypeBytes(static_cast<DType>(dtype));
+    return static_cast<int32_t>(stride * bytes % kMost == 0 && known >= kMost ? kMost : bytes);
+  };
+  const int32_t b_type = gemm.b_type != 0 ? gemm.b_type : gemm.input_type;
+  cut.a_align = align(cut.a_stride, gemm.input_type, gemm.a_align);
+  cut.b_align = align(cut.b_stride, b_type, gemm.b_align);
+  cut.c_align = align(cut.c_stride, gemm.output_type, gemm.c_align);
+  return cut;
+}
+
 std::optional<GemmChoice> GemmAlgorithms::Find(const std::string& key) const {
   const MutexLock lock(mutex_);
   const auto found = choices_.find(key);
@@ -126,6 +148,16 @@ void GemmAlgorithms::Set(const std::string& key, const GemmChoice& choice) {
 void GemmAlgorithms::Put(const std::string& key, const GemmChoice& choice) {
   const MutexLock lock(mutex_);
   choices_.insert_or_assign(key, choice);
+}
+
+void GemmAlgorithms::ComputeInParts(const std::string& whole_key) {
+  const MutexLock lock(mutex_);
+  in_parts_.insert(whole_key);
+}
+
+bool GemmAlgorithms::ComputesInParts(const std::string& whole_key) const {
+  const MutexLock lock(mutex_);
+  return in_parts_.contains(whole_key);
 }
 
 std::map<std::string, GemmChoice> GemmAlgorithms::choices() const {

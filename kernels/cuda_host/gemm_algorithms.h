@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <map>
 #include <optional>
+#include <set>
 #include <string>
 #include <utility>
 
@@ -15,12 +16,18 @@
 
 #include "common/mutex.h"
 #include "kernels/cuda/cuda_abi.h"
+#include "kernels/gemm.h"
 
 namespace ravel::kernels::cuda {
 
 // A gemm as a word of the file: sizes, strides, transpositions, types, beta, alignments and
 // multiprocessors; "8192x4096x4096-nt-bf16-f32-b1-s4096,4096,4096-a256,256,256-m0".
 std::string GemmKey(const RavelCudaGemm& gemm);
+
+// The gemm that an algorithm is chosen for: of one part, with operands that have no gaps, where c
+// is of parts; else the gemm itself. Strides and the sizes that ranks cut do not depend on the
+// number of ranks then. Alignments are those of rows without gaps, 16 bytes at most.
+RavelCudaGemm GemmOfPart(const RavelCudaGemm& gemm, const GemmPart& part);
 
 struct GemmChoice {
   RavelCudaAlgorithm algorithm = {};
@@ -40,6 +47,10 @@ class GemmAlgorithms {
   void Set(const std::string& key, const GemmChoice& choice);
   // Replaces any.
   void Put(const std::string& key, const GemmChoice& choice);
+  // Gemms, by the key of the whole, whose parts are computed one by one: at once, their bits would
+  // not be those of parts. Found anew at each start; in no file.
+  void ComputeInParts(const std::string& whole_key);
+  bool ComputesInParts(const std::string& whole_key) const;
   std::map<std::string, GemmChoice> choices() const;
   size_t size() const;
   const std::string& identity() const { return identity_; }
@@ -63,6 +74,7 @@ class GemmAlgorithms {
   const std::string identity_;
   mutable Mutex mutex_;
   std::map<std::string, GemmChoice> choices_ ABSL_GUARDED_BY(mutex_);
+  std::set<std::string> in_parts_ ABSL_GUARDED_BY(mutex_);
 };
 
 }  // namespace ravel::kernels::cuda

@@ -9,6 +9,7 @@
 
 #include "kernels/cuda/cuda_abi.h"
 #include "kernels/cuda/kernel_params.h"
+#include "kernels/gemm.h"
 #include "kernels/stream.h"
 
 namespace ravel::kernels::cuda {
@@ -40,7 +41,9 @@ class LaunchStream : public Stream {
   virtual void FillZero(void* to, int64_t bytes) = 0;
   // False where there is no cuBLASLt, or it has no algorithm for the gemm. The workspace is the
   // stream's matter.
-  virtual bool RunGemm(const RavelCudaGemm& gemm, const RavelCudaGemmBuffers& operands) = 0;
+  virtual bool RunGemm(const RavelCudaGemm& gemm,
+                       const RavelCudaGemmBuffers& operands,
+                       const GemmPart& part) = 0;
   // Attention through cuDNN, within the workspace of the buffers, or within the stream's where that
   // is larger; false where it has no engine for the description.
   virtual bool RunAttention(const RavelCudaAttention& attention,

@@ -159,7 +159,8 @@ void Gemm(Stream& stream, const GemmArgs& args) {
                        .workspace = nullptr,
                        .workspace_bytes = 0,
                        .scale_a = args.scale_a.data,
-                       .scale_b = args.scale_b.data});
+                       .scale_b = args.scale_b.data},
+                      args.part);
   };
   if (codes) {
     CHECK_MSG(run(), "cuBLASLt has no algorithm for a gemm of codes");

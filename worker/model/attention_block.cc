@@ -17,6 +17,7 @@
 
 #include "worker/model/attention_block.h"
 
+#include <algorithm>
 #include <cmath>
 
 #include "common/check.h"
@@ -35,7 +36,8 @@ Projection::Members QkvMembersOf(const plan::ModelInventory& inventory) {
   const int64_t head_dim = inventory.config.head_dim;
   const int64_t key_value = sizes.kv_heads * head_dim;
   return {.columns = {sizes.query_heads * head_dim, key_value, key_value},
-          .sharing = sizes.kv_sharing};
+          .sharing = sizes.kv_sharing,
+          .shared = inventory.config.num_key_value_heads < inventory.cut.parts};
 }
 
 }  // namespace
@@ -149,14 +151,16 @@ void AttentionBlock::PrepareHeads(Stream& stream, const UnitMemory& memory) cons
 
 void AttentionBlock::Attend(Stream& stream, const UnitMemory& memory) const {
   const Heads heads = HeadsIn(memory);
-  kernels::AttentionForward(stream,
-                            {.shape = shape_,
-                             .q = heads.q,
-                             .k = heads.k,
-                             .v = heads.v,
-                             .out = attended_.In(memory),
-                             .log_sum_exp = log_sum_exp_.In(memory),
-                             .workspace = memory.workspace[scratch_]});
+  for (int64_t part = 0; part < cut_.local_parts(); ++part) {
+    kernels::AttentionForward(stream,
+                              {.shape = PartShape(),
+                               .q = QueriesOf(heads.q, part),
+                               .k = KeysOf(heads.k, part),
+                               .v = KeysOf(heads.v, part),
+                               .out = QueriesOf(attended_.In(memory), part),
+                               .log_sum_exp = StatisticsOf(memory, part),
+                               .workspace = memory.workspace[scratch_]});
+  }
 }
 
 void AttentionBlock::InnerForward(Stream& stream, const UnitMemory& memory) const {
@@ -247,66 +251,59 @@ TensorView AttentionBlock::DQkv(const UnitMemory& memory) const {
   return Carve(memory.workspace[d_a_], tokens, heads * shape_.head_size);
 }
 
-kernels::AttentionBackwardArgs AttentionBlock::BackwardArgs(const UnitMemory& memory) const {
+kernels::AttentionShape AttentionBlock::PartShape() const {
+  kernels::AttentionShape shape = shape_;
+  shape.query_heads = DivExact(shape_.query_heads, cut_.local_parts());
+  shape.kv_heads = std::max<int64_t>(1, shape_.kv_heads / cut_.local_parts());
+  return shape;
+}
+
+TensorView AttentionBlock::QueriesOf(const TensorView& queries, int64_t part) const {
+  const int64_t columns = PartShape().query_heads * shape_.head_size;
+  return ColumnsOf(queries, part * columns, columns);
+}
+
+TensorView AttentionBlock::KeysOf(const TensorView& keys, int64_t part) const {
+  const int64_t first = part * shape_.kv_heads / cut_.local_parts();
+  return ColumnsOf(keys, first * shape_.head_size, PartShape().kv_heads * shape_.head_size);
+}
+
+TensorView AttentionBlock::SlotsOf(const TensorView& gradients, int64_t part) const {
+  const int64_t columns = PartShape().kv_heads * shape_.head_size;
+  return ColumnsOf(gradients, part * columns, columns);
+}
+
+TensorView AttentionBlock::StatisticsOf(const UnitMemory& memory, int64_t part) const {
+  const TensorView all = log_sum_exp_.In(memory);
+  const int64_t rows = DivExact(all.size[0], cut_.local_parts());
+  return RowsOf(all, part * rows, rows);
+}
+
+kernels::AttentionBackwardArgs AttentionBlock::BackwardArgs(const UnitMemory& memory,
+                                                            int64_t part) const {
   const Heads heads = HeadsIn(memory);
   const Heads d_heads = SplitGradients(DQkv(memory));
-  return {.shape = shape_,
-          .q = heads.q,
-          .k = heads.k,
-          .v = heads.v,
-          .out = attended_.In(memory),
-          .log_sum_exp = log_sum_exp_.In(memory),
-          .dout = DAttended(memory),
-          .dq = d_heads.q,
-          .dk = d_heads.k,
-          .dv = d_heads.v,
+  return {.shape = PartShape(),
+          .q = QueriesOf(heads.q, part),
+          .k = KeysOf(heads.k, part),
+          .v = KeysOf(heads.v, part),
+          .out = QueriesOf(attended_.In(memory), part),
+          .log_sum_exp = StatisticsOf(memory, part),
+          .dout = QueriesOf(DAttended(memory), part),
+          .dq = QueriesOf(d_heads.q, part),
+          .dk = SlotsOf(d_heads.k, part),
+          .dv = SlotsOf(d_heads.v, part),
           .workspace = memory.workspace[scratch_]};
 }
 
-// Key heads that several parts share: each part sums dk and dv over its own query heads, in a slot
-// of its own. A head's part of log_sum_exp is contiguous in one sequence alone.
-kernels::AttentionBackwardArgs AttentionBlock::PartBackwardArgs(const UnitMemory& memory,
-                                                                int64_t part,
-                                                                int64_t sequence) const {
-  kernels::AttentionBackwardArgs args = BackwardArgs(memory);
-  const int64_t heads = shape_.query_heads / cut_.local_parts();
-  const int64_t head_size = shape_.head_size;
-  const auto cut = [&](TensorView& view, int64_t first, int64_t count) {
-    view = RowsOf(ColumnsOf(view, first * head_size, count * head_size),
-                  sequence * shape_.sequence_tokens,
-                  shape_.sequence_tokens);
-  };
-  args.shape.query_heads = heads;
-  args.shape.kv_heads = 1;
-  for (TensorView* view : {&args.q, &args.out, &args.dout, &args.dq}) {
-    cut(*view, part * heads, heads);
-  }
-  for (TensorView* view : {&args.k, &args.v}) {
-    cut(*view, part / sizes_.kv_sharing, 1);
-  }
-  for (TensorView* view : {&args.dk, &args.dv}) {
-    cut(*view, part, 1);
-  }
-  args.log_sum_exp = RowsOf(args.log_sum_exp, sequence * shape_.query_heads + part * heads, heads);
-  return args;
-}
-
 void AttentionBlock::AttendBackward(Stream& stream, const UnitMemory& memory) const {
-  if (sizes_.kv_sharing == 1) {
-    kernels::AttentionBackward(stream, BackwardArgs(memory));
-    return;
-  }
-  const int64_t sequences = attended_.In(memory).size[0] / shape_.sequence_tokens;
   for (int64_t part = 0; part < cut_.local_parts(); ++part) {
-    for (int64_t sequence = 0; sequence < sequences; ++sequence) {
-      kernels::AttentionBackward(stream, PartBackwardArgs(memory, part, sequence));
-    }
+    kernels::AttentionBackward(stream, BackwardArgs(memory, part));
   }
 }
 
 void AttentionBlock::Prepare(Stream& stream, const UnitMemory& memory) const {
-  kernels::PrepareAttention(
-      stream, sizes_.kv_sharing == 1 ? BackwardArgs(memory) : PartBackwardArgs(memory, 0, 0));
+  kernels::PrepareAttention(stream, BackwardArgs(memory, 0));
 }
 
 // Down to the gradient of qkv, with the gradients of the output projection and of the heads' norms.

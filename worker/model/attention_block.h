@@ -39,12 +39,16 @@ class AttentionBlock final : public ResidualBlock {
   Heads SplitHeads(const TensorView& qkv) const;
   // The same of gradients, where keys and values have a slot for each part that shares them.
   Heads SplitGradients(const TensorView& d_qkv) const;
-  // Arguments of the attention's backward pass, from d_attended to d_qkv.
-  kernels::AttentionBackwardArgs BackwardArgs(const UnitMemory& memory) const;
-  // The same of one sequence and of the query heads of one part, which all read one key head.
-  kernels::AttentionBackwardArgs PartBackwardArgs(const UnitMemory& memory,
-                                                  int64_t part,
-                                                  int64_t sequence) const;
+  // Attention runs once for each part of the heads that this rank has (plan::TensorCut), so that
+  // its engine is chosen for the shape of one part, whatever the number of ranks. A part has a
+  // block of log_sum_exp of its own, and a slot of key gradients where parts share a key head.
+  kernels::AttentionShape PartShape() const;
+  TensorView QueriesOf(const TensorView& queries, int64_t part) const;
+  TensorView KeysOf(const TensorView& keys, int64_t part) const;
+  TensorView SlotsOf(const TensorView& gradients, int64_t part) const;
+  TensorView StatisticsOf(const UnitMemory& memory, int64_t part) const;
+  // Arguments of a part's backward pass, from d_attended to d_qkv.
+  kernels::AttentionBackwardArgs BackwardArgs(const UnitMemory& memory, int64_t part) const;
   void AttendBackward(kernels::Stream& stream, const UnitMemory& memory) const;
   // In the workspace, during Backward: gradients of `attended` and `qkv`.
   TensorView DAttended(const UnitMemory& memory) const;

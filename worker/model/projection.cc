@@ -40,6 +40,12 @@ bool ScalesTheWhole(plan::Recipe recipe) {
   return plan::BlockEdge(recipe) == 0 || recipe == plan::Recipe::kNvFp4;
 }
 
+// A part of [rows, columns]; absent where columns are not in parts.
+kernels::GemmPart ColumnPart(int64_t rows, int64_t part_columns) {
+  return part_columns > 0 ? kernels::GemmPart{.rows = rows, .columns = part_columns}
+                          : kernels::GemmPart();
+}
+
 TensorView ScaleAt(const TensorView& scales, int64_t place) {
   return VectorView(scales.As<float>() + place, 1);
 }
@@ -52,7 +58,7 @@ Projection::Projection(const UnitTensors& tensors, const plan::LinearNames& name
 Projection::Projection(const UnitTensors& tensors,
                        const plan::LinearNames& names,
                        const Members& members)
-    : layout_(tensors.architecture().layout), sums_(tensors) {
+    : layout_(tensors.architecture().layout), sums_(tensors), shared_(members.shared) {
   CHECK_MSG(names.names.size() == 1 || layout_ == MatrixLayout::kOutputInput,
             "matrices of [in, out] are fused, not bundled");
   for (const std::string_view name : names.names) {
@@ -73,9 +79,10 @@ Projection::Projection(const UnitTensors& tensors,
   apart_ = layout_ == MatrixLayout::kInputOutput && cut.cuts() && cut.parts[0] > 0;
   inputs_cut_ = cut.dim == (layout_ == MatrixLayout::kOutputInput ? 1 : 0);
   AddMembers(members);
-  // A bundle of which some parts are frozen is not laid out as one.
+  // A bundle of which some parts are frozen is not laid out as one. Where parts share key heads,
+  // one part's width divides no rank's bundle, but each member's.
   const plan::TensorSpec& first = tensors.tensor(parts_[0].weight);
-  bundled_ = parts_.size() > 1 && first.bundle >= 0;
+  bundled_ = parts_.size() > 1 && first.bundle >= 0 && !shared_;
   for (const Part& part : parts_) {
     const plan::TensorSpec& tensor = tensors.tensor(part.weight);
     bundled_ = bundled_ && tensor.bundle == first.bundle && tensor.trainable == first.trainable;
@@ -383,6 +390,28 @@ std::vector<Projection::Block> Projection::Blocks(const std::vector<TensorView>&
   return blocks;
 }
 
+// Ranks of more than one have fused maps apart, so a part is then of one map, all of which are
+// alike.
+int64_t Projection::PartOutputs(const Block& block) const {
+  if (!sums_.cuts() || inputs_cut_) {
+    return 0;
+  }
+  const bool fused = parts_.size() < members_.size();
+  int64_t outputs = 0;
+  for (const Member& member : members_) {
+    if (member.part >= block.first && member.part < block.first + block.parts) {
+      const int64_t share = DivExact(member.columns * member.sharing, sums_.cut().local_parts());
+      CHECK_MSG(!fused || outputs == 0 || outputs == share, "fused maps are alike");
+      outputs = fused ? share : outputs + share;
+    }
+  }
+  return outputs;
+}
+
+int64_t Projection::PartInputs(int64_t inputs) const {
+  return sums_.cuts() && inputs_cut_ ? DivExact(inputs, sums_.cut().local_parts()) : 0;
+}
+
 void Projection::Forward(kernels::Stream& stream, const ForwardArgs& args) const {
   int64_t column = 0;
   bool biased = false;
@@ -407,19 +436,19 @@ void Projection::Forward(kernels::Stream& stream, const ForwardArgs& args) const
     const bool output_first = layout_ == MatrixLayout::kOutputInput;
     const bool turned = output_first || OfCodes(args.memory, block.first);
     const Operand weight = Weight(stream, args.memory, block, output_first ? kColumns : kRows);
-    kernels::Gemm(
-        stream,
-        {.a = codes ? quantized.matrix : args.x,
-         .transpose_a = Transpose::kNo,
-         .b = weight.matrix,
-         .transpose_b = turned ? Transpose::kYes : Transpose::kNo,
-         .c = ColumnsOf(args.y, column, block.columns),
-         .output = biased ? Output::kAccumulate : args.output,
-         .scale_a = codes ? quantized.scale : TensorView(),
-         .scale_b = weight.scale,
-         .form_a = codes ? quantized.form : ScaleForm::kTensor,
-         .form_b = weight.form,
-         .fast_accumulation = Fast(args.memory, block, &quant::GemmScales::fast_forward)});
+    kernels::Gemm(stream,
+                  {.a = codes ? quantized.matrix : args.x,
+                   .transpose_a = Transpose::kNo,
+                   .b = weight.matrix,
+                   .transpose_b = turned ? Transpose::kYes : Transpose::kNo,
+                   .c = ColumnsOf(args.y, column, block.columns),
+                   .output = biased ? Output::kAccumulate : args.output,
+                   .scale_a = codes ? quantized.scale : TensorView(),
+                   .scale_b = weight.scale,
+                   .form_a = codes ? quantized.form : ScaleForm::kTensor,
+                   .form_b = weight.form,
+                   .fast_accumulation = Fast(args.memory, block, &quant::GemmScales::fast_forward),
+                   .part = ColumnPart(args.y.size[0], PartOutputs(block))});
     column += block.columns;
   }
 }
@@ -446,7 +475,8 @@ void Projection::InputGradient(kernels::Stream& stream, const InputGradientArgs&
          .scale_b = weight.scale,
          .form_a = dy.form,
          .form_b = weight.form,
-         .fast_accumulation = Fast(args.memory, block, &quant::GemmScales::fast_input_gradient)});
+         .fast_accumulation = Fast(args.memory, block, &quant::GemmScales::fast_input_gradient),
+         .part = ColumnPart(args.dx.size[0], PartInputs(args.dx.size[1]))});
     column += block.columns;
   }
   CHECK_EQ(column, args.dy.size[1]);
@@ -456,6 +486,13 @@ void Projection::AddProduct(kernels::Stream& stream, const ProductArgs& args) co
   const bool rows_are_outputs = layout_ == MatrixLayout::kOutputInput;
   const Operand& first = rows_are_outputs ? args.dy : args.x;
   const Operand& second = rows_are_outputs ? args.x : args.dy;
+  kernels::GemmPart part;
+  if (args.part_outputs > 0 || args.part_inputs > 0) {
+    const int64_t rows = rows_are_outputs ? args.part_outputs : args.part_inputs;
+    const int64_t columns = rows_are_outputs ? args.part_inputs : args.part_outputs;
+    part = {.rows = rows > 0 ? rows : args.to.size[0],
+            .columns = columns > 0 ? columns : args.to.size[1]};
+  }
   kernels::Gemm(stream,
                 {.a = first.matrix,
                  .transpose_a = args.turned ? Transpose::kNo : Transpose::kYes,
@@ -466,7 +503,8 @@ void Projection::AddProduct(kernels::Stream& stream, const ProductArgs& args) co
                  .scale_a = first.scale,
                  .scale_b = second.scale,
                  .form_a = first.form,
-                 .form_b = second.form});
+                 .form_b = second.form,
+                 .part = part});
 }
 
 void Projection::WeightGradient(kernels::Stream& stream, const WeightGradientArgs& args) const {
@@ -475,7 +513,7 @@ void Projection::WeightGradient(kernels::Stream& stream, const WeightGradientArg
     InputPartGradients(stream, args);
     return;
   }
-  if (of_parts || SharesHeads()) {
+  if (of_parts || shared_) {
     MemberGradients(stream, args);
     return;
   }
@@ -498,7 +536,9 @@ void Projection::WeightGradient(kernels::Stream& stream, const WeightGradientArg
                   .dy = GradientOf(stream, gradient, all, block, column),
                   .turned = OfCodes(args.memory, block.first),
                   .to = block.matrix,
-                  .output = args.gradients.output});
+                  .output = args.gradients.output,
+                  .part_outputs = PartOutputs(block),
+                  .part_inputs = PartInputs(args.x.size[1])});
     }
     column += block.columns;
   }

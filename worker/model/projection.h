@@ -19,10 +19,12 @@ class Projection {
  public:
   // `members`: columns of y that this rank has of each of the maps that are fused or bundled;
   // empty: all columns of all weights. Where parts share a key head (plan::LocalSizes), `sharing`
-  // slots of the gradients of the members after the first are of one head.
+  // slots of the gradients of the members after the first are of one head. `shared`: parts do so
+  // on some number of ranks; each member then has gemms of its own on all.
   struct Members {
     std::vector<int64_t> columns = {};
     int64_t sharing = 1;
+    bool shared = false;
   };
   Projection(const UnitTensors& tensors, const plan::LinearNames& names);
   Projection(const UnitTensors& tensors, const plan::LinearNames& names, const Members& members);
@@ -111,6 +113,10 @@ class Projection {
     int64_t columns = 0;
     int64_t sharing = 1;
   };
+  // Outputs of a block, and inputs, that one part has, as gemms are told them; 0: what is not cut.
+  // Parts that share a key head have it each.
+  int64_t PartOutputs(const Block& block) const;
+  int64_t PartInputs(int64_t inputs) const;
   void AddMembers(const Members& members);
   void TakeApart(const Members& members);
   bool SharesHeads() const { return members_.back().sharing > 1; }
@@ -142,6 +148,9 @@ class Projection {
     bool turned = false;  // both are of codes, transposed already
     TensorView to;
     kernels::Output output = kernels::Output::kOverwrite;
+    // PartOutputs and PartInputs of what `to` is a gradient of.
+    int64_t part_outputs = 0;
+    int64_t part_inputs = 0;
   };
   void AddProduct(kernels::Stream& stream, const ProductArgs& args) const;
   // The product of one part reads [first, first + count) of what it sums over, which is `inner` of
@@ -236,6 +245,7 @@ class Projection {
   std::optional<Scratch> scratch_;
   PartSums sums_;
   bool inputs_cut_ = false;  // by the tensor axis, or where it would cut
+  bool shared_;              // Members::shared
   std::vector<Member> members_;
 };
 

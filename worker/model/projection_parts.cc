@@ -159,7 +159,8 @@ std::vector<TensorView> Projection::ForwardParts(kernels::Stream& stream,
                        .scale_b = weight.scale,
                        .form_a = x.form,
                        .form_b = weight.form,
-                       .fast_accumulation = fast});
+                       .fast_accumulation = fast,
+                       .part = {.rows = to.size[0], .columns = to.size[1]}});
       });
 }
 
@@ -210,7 +211,8 @@ std::vector<TensorView> Projection::InputGradientParts(kernels::Stream& stream,
          .form_a = dy.form,
          .form_b = weight.form,
          .fast_accumulation =
-             quantized && args.memory.scales[parts_[member.part].weight].fast_input_gradient});
+             quantized && args.memory.scales[parts_[member.part].weight].fast_input_gradient,
+         .part = {.rows = to.size[0], .columns = to.size[1]}});
   };
   return sums_.Products(stream,
                         args.memory,
@@ -231,16 +233,17 @@ void Projection::MemberGradient(kernels::Stream& stream,
                                 const MemberArgs& args) const {
   const bool output_first = layout_ == MatrixLayout::kOutputInput;
   const kernels::Output output = args.all.gradients.output;
+  const int64_t parts = sums_.cut().local_parts();
+  const int64_t share = DivExact(args.dy.size[1], parts);
   if (!Quantized(args.all.memory, member.part)) {
     AddProduct(stream,
                {.x = {.matrix = args.all.x, .scale = {}},
                 .dy = {.matrix = args.dy, .scale = {}},
                 .to = args.to,
-                .output = output});
+                .output = output,
+                .part_outputs = share});
     return;
   }
-  const int64_t parts = sums_.cut().local_parts();
-  const int64_t share = DivExact(args.dy.size[1], parts);
   for (int64_t part = 0; part < parts; ++part) {
     const Operand dy = Activation(stream,
                                   {.memory = args.all.memory,
@@ -255,7 +258,8 @@ void Projection::MemberGradient(kernels::Stream& stream,
                 .turned = OfCodes(args.all.memory, member.part),
                 .to = output_first ? RowsOf(args.to, part * share, share)
                                    : ColumnsOf(args.to, part * share, share),
-                .output = output});
+                .output = output,
+                .part_outputs = share});
   }
 }
 
@@ -324,7 +328,8 @@ void Projection::InputPartGradients(kernels::Stream& stream, const WeightGradien
                   .turned = OfCodes(args.memory, 0),
                   .to = output_first ? ColumnsOf(dw, part * inputs, inputs)
                                      : RowsOf(dw, part * inputs, inputs),
-                  .output = args.gradients.output});
+                  .output = args.gradients.output,
+                  .part_inputs = inputs});
     }
   }
   BiasGradients(stream, args);

@@ -49,6 +49,10 @@ plan::VocabularyBlock VocabularyParts::Local(int64_t part) const {
   return block;
 }
 
+int64_t VocabularyParts::BlockRows() const {
+  return plan::VocabularyBlockOf(sums_.cut(), vocabulary_, 0).rows;
+}
+
 TensorView VocabularyParts::LogitsOf(const Args& args, const Chunk& chunk) const {
   return ColumnsOf(RowsOf(args.logits, 0, chunk.count), 0, rows_);
 }
@@ -66,7 +70,8 @@ void VocabularyParts::Statistics(kernels::Stream& stream,
                 {.a = RowsOf(args.x, chunk.begin, chunk.count),
                  .b = args.w,
                  .transpose_b = kernels::Transpose::kYes,
-                 .c = logits});
+                 .c = logits,
+                 .part = {.rows = chunk.count, .columns = BlockRows()}});
   const TensorView mine = sums_.cut().degree > 1 ? ColumnsOf(args.memory.rows, 0, chunk.count)
                                                  : StatisticsOf(args, chunk);
   for (int64_t part = 0; part < sums_.cut().local_parts(); ++part) {
@@ -109,7 +114,8 @@ std::vector<TensorView> VocabularyParts::GradientParts(kernels::Stream& stream,
                    .transpose_a = kernels::Transpose::kYes,
                    .b = RowsOf(args.x, chunk.begin, chunk.count),
                    .c = args.dw,
-                   .output = first ? args.dw_output : kernels::Output::kAccumulate});
+                   .output = first ? args.dw_output : kernels::Output::kAccumulate,
+                   .part = {.rows = BlockRows(), .columns = args.dw.size[1]}});
   }
   return sums_.Products(stream,
                         args.memory,
@@ -119,7 +125,8 @@ std::vector<TensorView> VocabularyParts::GradientParts(kernels::Stream& stream,
                           kernels::Gemm(stream,
                                         {.a = ColumnsOf(logits, block.first, block.rows),
                                          .b = RowsOf(args.w, block.first, block.rows),
-                                         .c = to});
+                                         .c = to,
+                                         .part = {.rows = to.size[0], .columns = to.size[1]}});
                         });
 }
 

@@ -53,6 +53,8 @@ class VocabularyParts {
  private:
   // This rank's block `part`, as columns of its logits.
   plan::VocabularyBlock Local(int64_t part) const;
+  // Rows of the first block; only the last ones have less.
+  int64_t BlockRows() const;
   // Parts of a chunk: its logits of this rank's rows; numbers of all blocks, [3 parts, chunk] fp32.
   TensorView LogitsOf(const Args& args, const Chunk& chunk) const;
   TensorView StatisticsOf(const Args& args, const Chunk& chunk) const;

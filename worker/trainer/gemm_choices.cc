@@ -2,8 +2,13 @@
 // that this rank's programs will issue. Each is chosen by the first of the ranks on equal devices
 // that needs it: from the checkpoint, else from the disk, else by timing up to 24 candidates in the
 // plan's still unused memory with a cold cache. The tables are then gathered, so equal devices use
-// equal algorithms and results do not depend on which rank computes. Finally every gemm runs once,
+// equal algorithms and results do not depend on which rank computes. Then every gemm runs once,
 // so that lazy loading in the library cannot happen while a collective is in flight.
+//
+// Where sums are in parts (determinism.tensorParts), a choice is of the shape of one part, and so
+// the same for every number of ranks on the tensor axis. A rank with several parts computes them at
+// once: a probe compares that with the parts one by one, on numbers that make orders of sums
+// visible, and where a bit differs they run one by one from then on.
 
 #include "worker/trainer/gemm_choices.h"
 
@@ -28,6 +33,7 @@
 #include "common/logging.h"
 #include "common/signed_size.h"
 #include "kernels/cast.h"
+#include "kernels/digest.h"
 #include "kernels/philox.h"
 #include "worker/trainer/exit_code.h"
 
@@ -129,7 +135,11 @@ class Chooser {
                                   const std::string& key,
                                   const CudaStream::GemmRequest& request);
   GemmChoice Measure(const CudaStream::GemmRequest& request);
+  absl::Status ProbeParts();
+  absl::StatusOr<uint64_t> DigestOf(const CudaStream::GemmRequest& request,
+                                    CudaStream::GemmForm form);
   void FillRandom(Bytes memory, DType dtype, uint32_t site);
+  absl::Status FillProbe(Bytes memory, DType dtype);
   void WriteCache();
   absl::Status Share();
   absl::Status TryAll();
@@ -138,13 +148,15 @@ class Chooser {
   CudaStream& stream_;
   GemmAlgorithms& algorithms_;
   CudaStream::GemmRequests requests_;
-  std::vector<bool> peers_;    // by rank: on a device as this one's
+  std::map<std::string, CudaStream::GemmRequest> by_choice_;  // the first that a choice is for
+  std::vector<bool> peers_;                                   // by rank: on a device as this one's
   std::set<std::string> own_;  // keys that this rank chooses for all of them
   bool leads_ = false;         // the first of its peers
   GemmAlgorithms saved_;
   GemmAlgorithms cached_;
   GemmAlgorithms chosen_;  // by this rank, then by all peers
   std::map<std::string, GemmChoice> measured_;
+  std::optional<kernels::CudaMemory> probe_;  // pinned
   GemmChoices result_;
 };
 
@@ -190,10 +202,13 @@ absl::Status Chooser::FindPeers() {
 absl::Status Chooser::FindOwn() {
   std::string mine;
   for (const auto& [key, request] : requests_) {
+    by_choice_.emplace(CudaStream::ChoiceKey(request), request);
+  }
+  for (const auto& [key, request] : by_choice_) {
     absl::StrAppend(&mine, key, "\n");
   }
   ASSIGN_OR_RETURN(const std::vector<std::string> lists, GatherTexts(args_.communicator, 1, mine));
-  for (const auto& [key, request] : requests_) {
+  for (const auto& [key, request] : by_choice_) {
     own_.insert(key);
   }
   for (size_t other = 0; other < Size(rank()); ++other) {
@@ -297,6 +312,46 @@ void Chooser::FillRandom(Bytes memory, DType dtype, uint32_t site) {
   }
 }
 
+// Numbers of this kind whose products span more than the 24 bits of a sum. Large ones often cancel,
+// and which small ones they have swallowed by then depends on the order: it shows in bf16, too.
+uint32_t ProbeBits(DType dtype, bool negative, bool large) {
+  constexpr uint32_t kNegative = 0x80000000;
+  const auto narrow = [&](uint32_t bits, int shift) {
+    return bits | (negative ? kNegative >> shift : 0);
+  };
+  switch (dtype) {
+    case DType::kBF16:
+      return narrow(large ? 0x4580 : 0x3F80, 16);  // 2^12, 1
+    case DType::kF8E4M3:
+      return narrow(large ? 0x78 : 0x08, 24);  // 2^8, 2^-6
+    case DType::kF8E5M2:
+      return narrow(large ? 0x6C : 0x24, 24);  // 2^12, 2^-6
+    default:
+      return narrow(large ? 0x45800000 : 0x3F800000, 0);  // 2^12, 1
+  }
+}
+
+absl::Status Chooser::FillProbe(Bytes memory, DType dtype) {
+  constexpr size_t kPiece = size_t{1} << 20;
+  constexpr uint64_t kFactor = 6364136223846793005;  // of Knuth's generator
+  constexpr uint64_t kStep = 1442695040888963407;
+  if (!probe_.has_value()) {
+    ASSIGN_OR_RETURN(probe_, args_.streams.gpu().AllocatePinned(kPiece));
+  }
+  const auto bytes = Size(DTypeBytes(dtype));
+  uint64_t state = memory.size();
+  for (size_t at = 0; at < std::min(kPiece, memory.size()); at += bytes) {
+    state = state * kFactor + kStep;
+    const uint32_t bits = ProbeBits(dtype, (state >> 63) != 0, (state >> 62 & 1) != 0);
+    std::memcpy(static_cast<std::byte*>(probe_->data()) + at, &bits, bytes);
+  }
+  for (size_t first = 0; first < memory.size(); first += kPiece) {
+    const size_t count = std::min(kPiece, memory.size() - first);
+    stream_.CopyMemory(memory.data() + first, probe_->data(), static_cast<int64_t>(count));
+  }
+  return stream_.Synchronize();
+}
+
 // The flush is the stream's scratch, which holds nothing between two gemms, and where the cache
 // is larger than that, what the arena has free besides.
 GemmChoice Chooser::Measure(const CudaStream::GemmRequest& request) {
@@ -333,7 +388,7 @@ absl::Status Chooser::ChooseOwn() {
     log::Info(absl::StrCat("gemms: measuring ",
                            unknown,
                            " of ",
-                           requests_.size(),
+                           by_choice_.size(),
                            ", at most ",
                            kMostCandidates,
                            " algorithms of each"));
@@ -344,7 +399,7 @@ absl::Status Chooser::ChooseOwn() {
     }
   }
   for (const std::string& key : own_) {
-    chosen_.Put(key, Choose(key, requests_.at(key)));
+    chosen_.Put(key, Choose(key, by_choice_.at(key)));
   }
   return args_.streams.Finish(stream_);
 }
@@ -386,7 +441,7 @@ absl::Status Chooser::Share() {
       }
     }
   }
-  for (const auto& [key, request] : requests_) {
+  for (const auto& [key, request] : by_choice_) {
     const std::optional<GemmChoice> choice = chosen_.Find(key);
     if (!choice.has_value()) {
       return absl::InternalError(absl::StrCat("gemm ", key, ": no rank has chosen for it"));
@@ -396,12 +451,66 @@ absl::Status Chooser::Share() {
   return absl::OkStatus();
 }
 
+// Of c, which was zero and is again.
+absl::StatusOr<uint64_t> Chooser::DigestOf(const CudaStream::GemmRequest& request,
+                                           CudaStream::GemmForm form) {
+  const GemmChoice choice = *chosen_.Find(CudaStream::ChoiceKey(request));
+  RETURN_IF_ERROR(WithCode(stream_.TryGemm(request, choice, form), ExitCode::kDevice));
+  const Bytes c = ExtentsOf(request).c;
+  const auto dtype = static_cast<DType>(request.gemm.output_type);
+  TensorView all = VectorView(nullptr, static_cast<int64_t>(c.size()) / DTypeBytes(dtype));
+  all.dtype = dtype;
+  all.data = c.data();
+  const uint64_t digest = kernels::DigestRange(stream_, all, 0);
+  stream_.FillZero(c.data(), static_cast<int64_t>(c.size()));
+  return digest;
+}
+
+absl::Status Chooser::ProbeParts() {
+  for (const auto& [key, request] : requests_) {
+    if (!request.whole() || chosen_.Find(CudaStream::ChoiceKey(request))->none) {
+      continue;  // our own kernel's bits depend on k alone
+    }
+    if (!CudaStream::CanBeCut(request)) {
+      log::Info(
+          absl::StrCat("gemm ", key, ": at once, unprobed: its scales of blocks are not cut"));
+      continue;
+    }
+    const Extents extents = ExtentsOf(request);
+    const auto input = static_cast<DType>(request.gemm.input_type);
+    const auto b_input = static_cast<DType>(request.gemm.b_type);
+    RETURN_IF_ERROR(FillProbe(extents.a, input));
+    RETURN_IF_ERROR(FillProbe(extents.b, request.gemm.b_type != 0 ? b_input : input));
+    std::vector<Bytes> drawn = {extents.a, extents.b};
+    for (const void* scale : {request.scale_a, request.scale_b}) {
+      if (scale != nullptr) {
+        drawn.push_back(ExtentOf(scale, 1, 1, 1, DType::kF32));
+        FillRandom(drawn.back(), DType::kF32, 2);
+      }
+    }
+    ASSIGN_OR_RETURN(const uint64_t at_once, DigestOf(request, CudaStream::GemmForm::kAtOnce));
+    ASSIGN_OR_RETURN(const uint64_t in_parts, DigestOf(request, CudaStream::GemmForm::kInParts));
+    for (const Bytes& written : drawn) {
+      stream_.FillZero(written.data(), static_cast<int64_t>(written.size()));
+    }
+    if (at_once != in_parts) {
+      ++result_.in_parts;
+      algorithms_.ComputeInParts(key);
+      log::Info(absl::StrCat("gemm ", key, ": other bits at once than in parts, so part by part"));
+    }
+  }
+  return absl::OkStatus();
+}
+
 // Every gemm once, of zeros: what a library loads on first use is loaded while no collective of
 // this rank is in flight.
 absl::Status Chooser::TryAll() {
   for (const auto& [key, request] : requests_) {
-    RETURN_IF_ERROR(WithCode(stream_.TryGemm(request, *chosen_.Find(key)), ExitCode::kDevice));
+    RETURN_IF_ERROR(
+        WithCode(stream_.TryGemm(request, *chosen_.Find(CudaStream::ChoiceKey(request))),
+                 ExitCode::kDevice));
   }
+  RETURN_IF_ERROR(ProbeParts());
   RETURN_IF_ERROR(args_.streams.FinishAll());
   // Weights that ranks of one device share are written next.
   return args_.communicator.Barrier(TagOf(3));
@@ -420,17 +529,18 @@ absl::StatusOr<GemmChoices> Chooser::Run() {
   WriteCache();
   RETURN_IF_ERROR(Share());
   RETURN_IF_ERROR(TryAll());
-  result_.gemms = static_cast<int64_t>(requests_.size());
+  result_.gemms = static_cast<int64_t>(by_choice_.size());
   result_.table = chosen_.size() == 0 ? "" : chosen_.ToText();
   result_.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
   log::Info(absl::StrFormat(
       "gemms: %d needed; chosen here %d by the checkpoint, %d by the disk, %d by measuring, %d "
-      "as proposed; %.3f s",
+      "as proposed; %d part by part; %.3f s",
       result_.gemms,
       result_.saved,
       result_.cached,
       result_.measured,
       result_.proposed,
+      result_.in_parts,
       result_.seconds));
   return result_;
 }

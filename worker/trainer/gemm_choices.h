@@ -40,6 +40,8 @@ struct GemmChoices {
   int64_t cached = 0;
   int64_t measured = 0;
   int64_t proposed = 0;
+  // Gemms of several parts that are computed part by part: at once, cuBLASLt gives them other bits.
+  int64_t in_parts = 0;
   double seconds = 0;
   // Why choices of the checkpoint that is resumed are not in force, so that bits may differ from
   // those before: on the rank that would have taken them. Empty where they are, or had none.

@@ -9,6 +9,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "common/dtype.h"
+
 namespace ravel::kernels::cuda {
 namespace {
 
@@ -56,6 +58,33 @@ TEST(GemmKeyTest, EveryFieldThatMattersIsInTheKey) {
   gemm.a_form = 4;
   gemm.b_form = 5;
   EXPECT_THAT(GemmKey(gemm), HasSubstr("-e5m2*e4m3+scales4,5-f32-"));
+}
+
+// Four ranks with one part each, and one rank with all four, whose matrices are wider: one choice.
+TEST(GemmOfPartTest, HasNothingOfTheNumberOfRanks) {
+  const auto description = [](int64_t columns, int64_t stride) {
+    RavelCudaGemm gemm = {};
+    gemm.m = 64;
+    gemm.n = columns;
+    gemm.k = 128;
+    gemm.a_stride = stride;
+    gemm.b_stride = 128;
+    gemm.c_stride = 3 * columns;
+    gemm.transpose_b = 1;
+    gemm.input_type = static_cast<int32_t>(DType::kBF16);
+    gemm.output_type = gemm.input_type;
+    gemm.a_align = static_cast<int32_t>(stride);
+    gemm.b_align = 256;
+    gemm.c_align = columns > 32 ? 64 : 16;
+    return gemm;
+  };
+  const GemmPart part = {.rows = 64, .columns = 32};
+  const std::string one = GemmKey(GemmOfPart(description(32, 128), part));
+  EXPECT_EQ(one, "64x32x128-nt-bf16-bf16-b0-s128,128,32-a16,16,16-m0");
+  EXPECT_EQ(GemmKey(GemmOfPart(description(128, 256), part)), one);
+  EXPECT_EQ(GemmKey(GemmOfPart(description(24, 128), part)), one) << "a short last part";
+  EXPECT_NE(GemmKey(GemmOfPart(description(128, 256), {.rows = 64, .columns = 64})), one);
+  EXPECT_EQ(GemmKey(GemmOfPart(description(32, 128), {})), GemmKey(description(32, 128)));
 }
 
 TEST(GemmAlgorithmsTest, MeasuredChoicesReplaceProposalsOnly) {

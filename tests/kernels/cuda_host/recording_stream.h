@@ -41,7 +41,9 @@ class RecordingStream final : public LaunchStream {
     copies.push_back({to, from, bytes});
   }
   void FillZero(void* to, int64_t bytes) override { fills.push_back({to, nullptr, bytes}); }
-  bool RunGemm(const RavelCudaGemm& gemm, const RavelCudaGemmBuffers& operands) override {
+  bool RunGemm(const RavelCudaGemm& gemm,
+               const RavelCudaGemmBuffers& operands,
+               const GemmPart&) override {
     if (has_cublas) {
       gemms.push_back({gemm, operands.a, operands.b, operands.c});
     }

@@ -1,7 +1,10 @@
 #include "tests/testing/emulated_cuda/emulated_gemm.h"
 
 #include <algorithm>
+#include <bit>
+#include <cstdlib>
 #include <cstring>
+#include <string_view>
 #include <vector>
 
 #include "common/gemm_scales.h"
@@ -17,6 +20,37 @@ constexpr uint64_t kRefused = ~uint64_t{0};  // of an algorithm that is proposed
 
 DType TypeOf(int32_t dtype) {
   return static_cast<DType>(dtype);
+}
+
+constexpr uint64_t kBySize = 4;  // in place of pieces
+
+uint64_t PiecesOf(const RavelCudaGemm& gemm) {
+  constexpr int kMost = 3;
+  return static_cast<uint64_t>(1 + std::bit_width(static_cast<uint64_t>(gemm.m * gemm.n)) % kMost);
+}
+
+uint64_t ProposedPieces(const RavelCudaGemm& gemm) {
+  const char* order = std::getenv("RAVEL_EMULATED_GEMM_ORDER");
+  const std::string_view word = order == nullptr ? "0" : order;
+  return word == "1" ? PiecesOf(gemm) : word == "2" ? kBySize : 1;
+}
+
+// Operand columns, or rows where it is transposed, [first, first + count).
+TensorView AlongK(const TensorView& view, bool columns, int64_t first, int64_t count) {
+  return columns ? ColumnsOf(view, first, count) : RowsOf(view, first, count);
+}
+
+// Each piece of k is a sum by itself, added to c in turn.
+void GemmInPieces(const GemmArgs& args, int64_t k, int64_t pieces) {
+  GemmArgs piece = args;
+  for (int64_t i = 0; i < pieces; ++i) {
+    const int64_t first = k * i / pieces;
+    const int64_t count = k * (i + 1) / pieces - first;
+    piece.a = AlongK(args.a, args.transpose_a == Transpose::kNo, first, count);
+    piece.b = AlongK(args.b, args.transpose_b == Transpose::kYes, first, count);
+    cpu::Gemm(piece);
+    piece.output = Output::kAccumulate;
+  }
 }
 
 bool IsFloat(int32_t dtype) {
@@ -122,13 +156,17 @@ bool GemmIsOffered(const RavelCudaGemm& gemm, int32_t compute_major) {
          gemm.c_stride >= gemm.n;
 }
 
-int32_t GemmAlgorithms(uint64_t workspace_bytes, RavelCudaAlgorithm* algorithms, int32_t limit) {
+int32_t GemmAlgorithms(const RavelCudaGemm& gemm,
+                       uint64_t workspace_bytes,
+                       RavelCudaAlgorithm* algorithms,
+                       int32_t limit) {
   int32_t count = 0;
   for (const uint64_t workspace : {kWorkspaceBytes, uint64_t{0}}) {
     if (count < limit && workspace <= workspace_bytes) {
       algorithms[count] = {};
       algorithms[count].words[0] = kMagic;
       algorithms[count].words[1] = workspace;
+      algorithms[count].words[2] = ProposedPieces(gemm);
       algorithms[count].workspace_bytes = workspace;
       ++count;
     }
@@ -180,6 +218,9 @@ PlannedLaunch PlanCublasGemm(const RavelCudaGemm& gemm,
   }
   const Operand c = operands.Add(
       accumulate ? Access::Kind::kUpdate : Access::Kind::kWrite, "c", buffers.c, c_shape, output);
+  const auto pieces =
+      static_cast<int64_t>(algorithm.words[2] == kBySize ? PiecesOf(gemm) : algorithm.words[2]);
+  operands.Require(pieces > 0 && pieces < static_cast<int64_t>(kBySize), "no number of pieces");
   const uint64_t workspace_bytes = algorithm.workspace_bytes;
   void* workspace = workspace_bytes > 0 ? buffers.workspace : nullptr;
   operands.Require(workspace != nullptr || workspace_bytes == 0, "no workspace");
@@ -201,7 +242,7 @@ PlannedLaunch PlanCublasGemm(const RavelCudaGemm& gemm,
       args.scale_a = VectorView(static_cast<float*>(const_cast<void*>(buffers.scale_a)), 1);
       args.scale_b = VectorView(static_cast<float*>(const_cast<void*>(buffers.scale_b)), 1);
     }
-    cpu::Gemm(args);
+    GemmInPieces(args, gemm.k, pieces);
     on.Finish();
   });
 }

@@ -336,7 +336,7 @@ int32_t GemmCandidates(int32_t index,
     return kInvalidDevice;
   }
   if (GemmIsOffered(*gemm, Compute() / 10)) {
-    *count = GemmAlgorithms(workspace_bytes, algorithms, limit);
+    *count = GemmAlgorithms(*gemm, workspace_bytes, algorithms, limit);
   }
   return 0;
 }

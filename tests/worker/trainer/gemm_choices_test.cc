@@ -453,6 +453,54 @@ TEST(GemmChoices, ATrainerSavesItsTableAndGoesOnWithIt) {
   std::filesystem::remove_all(folder);
 }
 
+// One, two and four ranks of a tensor axis on devices of their own, whose library lets the size of
+// a gemm decide on its bits: through what it proposes, or through what it does.
+struct OrderCase {
+  const char* order;
+  const char* model;
+  plan::ComputeType compute = plan::ComputeType::kF32;
+};
+
+RecordArgs OrderSteps(const OrderCase& tested, int tensor) {
+  RecordArgs args = DeviceSteps({.strategy = "ZeRO3", .tensor = tensor}, tested.model);
+  args.spec.tensor_parts = 4;
+  args.spec.compute = tested.compute;
+  args.gemms = GemmOptions{.measure = false};
+  return args;
+}
+
+Recording RunOfParts(const OrderCase& tested, int tensor) {
+  return RecordOn(*NewGpu(), OrderSteps(tested, tensor));
+}
+
+class GemmOrder : public ::testing::TestWithParam<OrderCase> {};
+
+TEST_P(GemmOrder, IsThatOfOnePartWhateverARankHas) {
+  const OrderCase& tested = GetParam();
+  setenv("RAVEL_EMULATED_GEMM_ORDER", tested.order, 1);
+  const bool by_size = std::string(tested.order) == "2";
+  EXPECT_EQ(ChooseOnce(OrderSteps(tested, 1)).in_parts > 0, by_size);
+  EXPECT_EQ(ChooseOnce(OrderSteps(tested, 2)).in_parts > 0, by_size);
+  EXPECT_EQ(ChooseOnce(OrderSteps(tested, 4)).in_parts, 0) << "each gemm is of one part";
+  const Recording one = RunOfParts(tested, 1);
+  ExpectEqualRuns(one, RunOfParts(tested, 2), "two ranks");
+  ExpectEqualRuns(one, RunOfParts(tested, 4), "four ranks");
+  unsetenv("RAVEL_EMULATED_GEMM_ORDER");
+  EXPECT_NE(FirstDifference(one, RunOfParts(tested, 1)), "") << "the order changes nothing here";
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Sizes,
+    GemmOrder,
+    ::testing::Values(OrderCase{"1", "bundled_rope_scaling"},
+                      OrderCase{"2", "bundled_rope_scaling"},
+                      OrderCase{"1", "recipes_gpt2"},
+                      OrderCase{"2", "recipes_gpt2"},
+                      OrderCase{"2", "bundled_rope_scaling", plan::ComputeType::kBF16}),
+    [](const auto& row) {
+      return absl::StrCat("order_", row.param.order, "_", row.param.model, "_", row.index);
+    });
+
 TEST(LongestGap, IsWhatOperandsLeave) {
   std::vector<std::byte> memory(100);
   const std::span<std::byte> all = memory;

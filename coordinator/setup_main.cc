@@ -104,6 +104,15 @@ void AddInit(CLI::App& app, InitOrder& order) {
                    order.authority.cluster,
                    "Name of the cluster in certificates, spiffe://CLUSTER.ravel/...; default: a "
                    "random one");
+  init->add_option("--node-token",
+                   order.node_token.path,
+                   "File with a token that nodes will join by, made elsewhere for the authority of "
+                   "--authority: ravel1.FINGERPRINT.SECRET, SHA-256 of its certificate and 160 "
+                   "random bits as hex digits");
+  init->add_option("--node-token-uses", order.node_token.uses, "How many nodes may join by it")
+      ->capture_default_str();
+  init->add_option("--node-token-ttl", order.node_token.ttl, "How long it is good")
+      ->capture_default_str();
 }
 
 void AddAuthority(CLI::App& app, SetupVerbs& verbs) {

@@ -256,7 +256,7 @@ absl::StatusOr<std::string> AccessRegistry::MakeToken(const TokenOrder& order, c
       return absl::ResourceExhaustedError("10000 tokens are waiting to be used");
     }
   }
-  const std::string secret = RandomHex(kSecretBytes);
+  const std::string secret = order.secret.empty() ? RandomHex(kSecretBytes) : order.secret;
   change.tokens.push_back({.hash = Hex(Sha256(secret)),
                            .kind = order.kind,
                            .name = order.name,

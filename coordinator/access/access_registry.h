@@ -43,6 +43,7 @@ struct TokenOrder {
   std::string namespace_name = {};
   int64_t uses = 1;
   int64_t ttl_ms = 3600'000;
+  std::string secret = {};  // that was made elsewhere: of JoinToken; empty: a random one
 };
 
 // A certificate with what its owner needs beside it.

@@ -94,13 +94,15 @@ class References:
         self.pods, self.found = list(pods), []
         self.names = {(d["kind"], d["metadata"]["name"]) for d in self.documents}
         checks = {"PodMonitor": self.monitor, "PrometheusRule": self.rules, "Issuer": self.issuer, "Certificate": self.certificate,
-                  "ConfigMap": self.dashboard, "Secret": self.secret, "ClusterRoleBinding": self.binding}
+                  "ConfigMap": self.dashboard, "Secret": self.secret, "ClusterRoleBinding": self.binding, "RoleBinding": self.binding,
+                  "Role": self.role}
         for document in self.documents:
             if document["kind"] in checks:
                 checks[document["kind"]](document)
         for document, template in self.pods:
             self.proxies(document, template)
             self.secret_volumes(document, template)
+            self.callers(document, template)
 
     def say(self, document, text):
         self.found.append((document, text))
@@ -141,18 +143,51 @@ class References:
 
     def secret(self, document):
         account = document["metadata"].get("annotations", {}).get("kubernetes.io/service-account.name")
-        if document.get("type") != "kubernetes.io/service-account-token" or "data" in document or "stringData" in document:
+        if "data" in document or "stringData" in document:
             self.say(document, "has a secret in a manifest")
+        elif document.get("type") == "Opaque":
+            if not any(document["metadata"]["name"] in rule.get("resourceNames", []) for role in self.all("Role") for rule in role["rules"]):
+                self.say(document, "is empty, and nobody may fill it")
+        elif document.get("type") != "kubernetes.io/service-account-token":
+            self.say(document, f"is of the type {document.get('type')}")
         elif ("ServiceAccount", account) not in self.names:
             self.say(document, f"no service account {account}")
 
     def binding(self, document):
         role = document["roleRef"]["name"]
-        if ("ClusterRole", role) not in self.names and not role.startswith("system:"):
+        if (document["roleRef"]["kind"], role) not in self.names and not role.startswith("system:"):
             self.say(document, f"no role {role}")
         for subject in document["subjects"]:
             if (subject["kind"], subject["name"]) not in self.names or subject["namespace"] != "ravel":
                 self.say(document, f"no {subject['kind']} {subject['name']}")
+
+    def role(self, document):
+        """A right to secrets is one to read and change those that are here, by name."""
+        for rule in document["rules"]:
+            names = rule.get("resourceNames", [])
+            if rule["apiGroups"] != [""] or rule["resources"] != ["secrets"] or not set(rule["verbs"]) <= {"get", "patch"} or not names:
+                self.say(document, f"gives more than to read and change single secrets: {rule}")
+            for name in names:
+                if ("Secret", name) not in self.names:
+                    self.say(document, f"no secret {name}")
+
+    def callers(self, document, template):
+        """Programs of Ravel have no token of Kubernetes, and who has one has a policy that lets it reach the API server."""
+        projected = {v["name"] for v in template["spec"].get("volumes", [])
+                     for s in v.get("projected", {}).get("sources", []) if "serviceAccountToken" in s}
+        for container in containers(template):
+            if not projected & {m["name"] for m in container.get("volumeMounts", [])}:
+                continue
+            if container["image"].rsplit("/", 1)[-1].startswith("ravel:"):
+                self.say(document, f"{container['name']}: has a token of Kubernetes")
+            ports = {p["port"] for policy in self.all("NetworkPolicy") if selects(policy["spec"]["podSelector"], template["metadata"]["labels"])
+                     for rule in policy["spec"].get("egress", []) if "to" not in rule for p in rule["ports"]}
+            if not {443, 6443} <= ports:
+                self.say(document, f"{container['name']}: no policy lets it reach the API server")
+            words = container.get("args", [])
+            if "/kubectl:" in container["image"] and not any(
+                    words[i:i + 2] == ["patch", "secret"] and ("Secret", words[i + 2]) in self.names for i in range(len(words) - 2)):
+                self.say(document, f"{container['name']}: patches no secret that is here")
 
     def issuer(self, document):
         if len(document["spec"]) != 1:
@@ -208,5 +243,7 @@ class References:
             keys = {item["key"] for item in secret.get("items", [])}
             if name in made and not keys <= {"tls.crt", "tls.key", "ca.crt"}:
                 self.say(document, f"cert-manager's secrets have no {keys}")
+            if name in made and document["kind"] == "Job" and (not keys or "tls.key" in keys):
+                self.say(document, f"a Job has the key of {name}")
             if name in made and name in BY_HAND and not keys:
                 self.say(document, f"the secret {name} has other names for its files when cert-manager makes it")

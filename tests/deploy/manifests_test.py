@@ -392,7 +392,32 @@ POOL_FAULTS = {
     ("cert-manager", "key of a secret that it has not"): lambda d: store_volume(d)["secret"]["items"][0].update(key="cert.pem"),
     ("cert-manager", "cluster without a name"): lambda d: coordinator(d)["initContainers"][0]["args"].__setitem__(
         0, "ravel-coordinator init --state-dir /x --name y --authority /run/ravel-authority"),
+    ("enrolment", "rights to all secrets"): lambda d: enrolment_rule(d).pop("resourceNames"),
+    ("enrolment", "a right to create secrets"): lambda d: enrolment_rule(d)["verbs"].append("create"),
+    ("enrolment", "rights to run programs"): lambda d: enrolment_rule(d)["resources"].append("pods/exec"),
+    ("enrolment", "rights to a secret that is not there"): lambda d: enrolment_rule(d).update(resourceNames=["ravel-joint"]),
+    ("enrolment", "a role that is not there"): lambda d: d.remove(first(d, "Role", "ravel-enrolment")),
+    ("enrolment", "an account that is not there"): lambda d: d.remove(first(d, "ServiceAccount", "ravel-enrolment")),
+    ("enrolment", "secret in a manifest"): lambda d: first(d, "Secret", "ravel-join").update(stringData={"token": "ravel1.x"}),
+    ("enrolment", "a secret that is not there"): lambda d: d.remove(first(d, "Secret", "ravel-join")),
+    ("enrolment", "the authority's key"): lambda d: enrolment(d)["volumes"][0]["secret"]["items"].append({"key": "tls.key", "path": "tls.key"}),
+    ("enrolment", "all of the authority's secret"): lambda d: enrolment(d)["volumes"][0]["secret"].pop("items"),
+    ("enrolment", "token in a program of Ravel"): lambda d: enrolment(d)["initContainers"][0]["volumeMounts"].append(
+        {"name": "account", "mountPath": "/var/run/secrets/kubernetes.io/serviceaccount"}),
+    ("enrolment", "no way to the API server"): lambda d: d.remove(first(d, "NetworkPolicy", "ravel-enrolment")),
+    ("enrolment", "patch of another secret"): lambda d: enrolment(d)["containers"][0]["args"].__setitem__(3, "ravel-joint"),
+    ("enrolment", "misspelled key of the Job"): lambda d: first(d, "Job", "ravel-enrolment")["spec"].update(backofLimit=1),
+    ("enrolment", "unknown flag of init"): lambda d: coordinator(d)["initContainers"][0]["args"].__setitem__(
+        0, coordinator(d)["initContainers"][0]["args"][0].replace("--node-token-uses", "--node-uses")),
 }
+
+
+def enrolment(documents):
+    return first(documents, "Job", "ravel-enrolment")["spec"]["template"]["spec"]
+
+
+def enrolment_rule(documents):
+    return first(documents, "Role", "ravel-enrolment")["rules"][0]
 
 
 def endpoint(documents):

@@ -19,7 +19,9 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
 import manifests_test  # noqa: E402
 
 
-class WorkerPod(unittest.TestCase):
+class PodProcesses(unittest.TestCase):
+    """Containers as processes, with folders in place of volumes."""
+
     def setUp(self):
         scratch = tempfile.TemporaryDirectory(prefix="ravel-pod-")
         self.addCleanup(scratch.cleanup)
@@ -28,15 +30,6 @@ class WorkerPod(unittest.TestCase):
             (self.folder / name).mkdir()
         binaries = manifests_test.cluster.default_binaries().resolve()
         self.environment = {**os.environ, "PATH": f"{binaries}:{os.environ['PATH']}"}
-        self.state = self.folder / "state"
-        self.run_to_end("ravel-coordinator", "init", "--state-dir", self.state, "--name", "localhost")
-        self.coordinator = self.start("coordinator", "ravel-coordinator", "--state-dir", self.state, "--listen", "127.0.0.1:0",
-                                      "--port-file", self.folder / "port")
-        self.coordinator_at = f"localhost:{self.number_in('port')}"
-        token = self.run_to_end("ravelctl", "--context", self.state / "admin.context.json", "--coordinator", self.coordinator_at,
-                                 "enrol", "node")
-        (self.folder / "join" / "token").write_text(token)
-        self.pod = manifests_test.worker(manifests_test.built(manifests_test.FOLDER / "base"))
 
     def run_to_end(self, *command):
         return subprocess.run(list(map(str, command)), check=True, stdout=subprocess.PIPE, text=True, env=self.environment).stdout
@@ -62,6 +55,20 @@ class WorkerPod(unittest.TestCase):
     def number_in(self, name):
         path = self.folder / name
         return int(self.wait_for(lambda: path.exists() and path.read_text().strip()))
+
+
+class WorkerPod(PodProcesses):
+    def setUp(self):
+        super().setUp()
+        self.state = self.folder / "state"
+        self.run_to_end("ravel-coordinator", "init", "--state-dir", self.state, "--name", "localhost")
+        self.coordinator = self.start("coordinator", "ravel-coordinator", "--state-dir", self.state, "--listen", "127.0.0.1:0",
+                                      "--port-file", self.folder / "port")
+        self.coordinator_at = f"localhost:{self.number_in('port')}"
+        token = self.run_to_end("ravelctl", "--context", self.state / "admin.context.json", "--coordinator", self.coordinator_at,
+                                 "enrol", "node")
+        (self.folder / "join" / "token").write_text(token)
+        self.pod = manifests_test.worker(manifests_test.built(manifests_test.FOLDER / "base"))
 
     def command(self, container):
         """What the container runs, with this test's folders and addresses."""

@@ -82,6 +82,68 @@ TEST_F(AccessRegistryTest, AnAuthorityIsMadeOnce) {
   EXPECT_EQ(ReadText(State() + "/tls/ca.pem"), before);
 }
 
+// A folder with the files of an authority, as cert-manager has them.
+std::string AuthorityFolder(const std::string& folder, const Authority& authority) {
+  std::filesystem::create_directories(folder);
+  EXPECT_TRUE(
+      WriteFileAtomically(folder + "/tls.crt", authority.certificate, FileAccess::kOwner).ok());
+  EXPECT_TRUE(WriteFileAtomically(folder + "/tls.key", authority.key, FileAccess::kOwner).ok());
+  return folder;
+}
+
+TEST_F(AccessRegistryTest, ANewClusterTakesATokenThatWasMadeBeforeIt) {
+  const int64_t now_ms = clock_.WallMs();
+  const absl::StatusOr<Authority> authority =
+      MakeAuthority("elsewhere", now_ms - kHourMs, now_ms + 24 * kHourMs);
+  ASSERT_TRUE(authority.ok()) << authority.status();
+  const std::string secret(40, 'a');
+  const std::string token_path = scratch_.path() + "/token";
+  const auto write = [&](const std::string& fingerprint) {
+    ASSERT_TRUE(WriteFileAtomically(
+                    token_path, FormatJoinToken({fingerprint, secret}) + "\n", FileAccess::kOwner)
+                    .ok());
+  };
+  write(ReadCertificate(authority->certificate)->fingerprint);
+  InitOrder order{.state_dir = scratch_.path() + "/another",
+                  .names = {"localhost"},
+                  .authority = {.folder = AuthorityFolder(scratch_.path() + "/ca", *authority)},
+                  .node_token = {.path = token_path, .uses = 2, .ttl = "1h"}};
+  const auto refused = [&](InitOrder wrong, const std::string& flag) {
+    const absl::Status status = InitCluster(wrong, clock_).status();
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << flag;
+    EXPECT_TRUE(absl::StartsWith(status.message(), flag)) << status;
+    EXPECT_FALSE(absl::StrContains(status.message(), secret));
+    EXPECT_FALSE(std::filesystem::exists(order.state_dir));
+  };
+  InitOrder wrong = order;
+  wrong.node_token.ttl = "8d";
+  refused(wrong, "--node-token-ttl");
+  wrong = order;
+  wrong.node_token.uses = 0;
+  refused(wrong, "--node-token-uses");
+  wrong = order;
+  wrong.authority = {};
+  refused(wrong, "--node-token: needs --authority");
+  write(std::string(64, 'b'));
+  refused(order, "--node-token: has the fingerprint bbbb");
+
+  write(ReadCertificate(authority->certificate)->fingerprint);
+  ASSERT_TRUE(InitCluster(order, clock_).ok());
+  auto registry =
+      AccessRegistry::Open(order.state_dir, *LoadAuthorityFiles(order.state_dir), &clock_, {});
+  ASSERT_TRUE(registry.ok()) << registry.status();
+  const auto enrol = [&](const std::string& node) {
+    return (*registry)
+        ->Enrol(secret, node, *MakeCertificateRequest(MakePrivateKey()), "peer")
+        .status()
+        .code();
+  };
+  EXPECT_EQ(enrol("n1"), absl::StatusCode::kOk);
+  clock_.AdvanceMs(kHourMs - 1000);
+  EXPECT_EQ(enrol("n2"), absl::StatusCode::kOk);
+  EXPECT_NE(enrol("n3"), absl::StatusCode::kOk) << "it was good for two";
+}
+
 TEST_F(AccessRegistryTest, KeysAreTheirOwnersAlone) {
   struct stat facts = {};
   for (const auto& entry : std::filesystem::directory_iterator(State() + "/tls")) {

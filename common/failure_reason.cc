@@ -22,6 +22,8 @@ constexpr FailureReason kReasons[] = {
     {"DataError", C::kUser, true, A::kAvoidNode, R::kElsewhere, 3, Code(ExitCode::kData)},
     // A variable, a secret or a network of the job that its node does not allow or lacks.
     {"EnvironmentRefused", C::kUser, true, A::kAvoidNode, R::kElsewhere, 3, -1},
+    // The store refuses the keys that the job brought along: no node can help.
+    {"StoreRefused", C::kUser, true, A::kRestart, R::kSameStep, 3, -1},
     {"NonFinitePersistent", C::kUser, true, A::kRestart, R::kSameStep, 3, Code(ExitCode::kNumeric)},
     {"HostOutOfMemory",
      C::kUser,

@@ -32,6 +32,7 @@
 #include "common/signed_size.h"
 #include "common/store/blob_tree.h"
 #include "common/store/s3_listing.h"
+#include "common/store/s3_refusal.h"
 #include "common/store/s3_signature.h"
 
 namespace ravel::store {
@@ -58,12 +59,7 @@ struct S3Place {
   std::string region = "us-east-1";
   std::string ca_file;
   S3Keys keys;
-};
-
-struct S3Answer {
-  long code = 0;
-  std::map<std::string, std::string> headers;  // lower-case names
-  std::string body;
+  std::string keys_file;  // that the keys are of; empty: of the environment
 };
 
 size_t TakeBody(char* data, size_t size, size_t count, void* to) {
@@ -85,6 +81,11 @@ size_t TakeHeader(char* data, size_t size, size_t count, void* to) {
         to))[absl::AsciiStrToLower(std::string(line.substr(0, colon)))] = value;
   }
   return size * count;
+}
+
+std::string Environment(const char* name) {
+  const char* const value = std::getenv(name);
+  return value == nullptr ? "" : value;
 }
 
 std::string NowText() {
@@ -215,7 +216,14 @@ absl::StatusOr<S3Answer> S3Bucket::Once(S3Request request, Body body) const {
   }
   const CURLcode result = curl_easy_perform(curl.get());
   if (result != CURLE_OK) {
-    return absl::UnavailableError(curl_easy_strerror(result));
+    const bool trust =
+        result == CURLE_PEER_FAILED_VERIFICATION || result == CURLE_SSL_CACERT_BADFILE;
+    return absl::UnavailableError(absl::StrCat(curl_easy_strerror(result),
+                                               " (",
+                                               place_.scheme,
+                                               "://",
+                                               request.host,
+                                               trust ? ", RAVEL_S3_CA)" : ", RAVEL_S3_ENDPOINT)"));
   }
   curl_easy_getinfo(curl.get(), CURLINFO_RESPONSE_CODE, &answer.code);
   return answer;
@@ -224,24 +232,15 @@ absl::StatusOr<S3Answer> S3Bucket::Once(S3Request request, Body body) const {
 absl::Status S3Bucket::Failed(std::string_view what,
                               const std::string& key,
                               const S3Answer& answer) const {
-  const std::string message = absl::StrCat(std::string(what),
-                                           " ",
-                                           Locate(key),
-                                           ": HTTP ",
-                                           answer.code,
-                                           " ",
-                                           XmlText(answer.body, "Code"));
-  switch (answer.code) {
-    case 404:
-      return absl::NotFoundError(message);
-    case 401:
-    case 403:
-      return absl::PermissionDeniedError(message);
-    case 412:
-      return absl::AlreadyExistsError(message);
-    default:
-      return absl::FailedPreconditionError(message);
-  }
+  const bool job_keys = place_.keys_file.empty() && Environment(kKeysOfJobVariable) == "1";
+  return S3Refusal(absl::StrCat(std::string(what), " ", Locate(key)),
+                   answer,
+                   {.url = absl::StrCat(std::string(kS3Scheme), place_.bucket),
+                    .endpoint = absl::StrCat(place_.scheme, "://", place_.host),
+                    .region = place_.region,
+                    .keys_file = place_.keys_file,
+                    .job_keys = job_keys,
+                    .now_ms = static_cast<int64_t>(std::time(nullptr)) * 1000});
 }
 
 absl::StatusOr<bool> S3Bucket::IsWrittenBy(const std::string& key, const std::string& id) const {
@@ -464,11 +463,6 @@ absl::Status S3Bucket::DropUnfinished(const std::string& prefix) {
   return absl::OkStatus();
 }
 
-std::string Environment(const char* name) {
-  const char* const value = std::getenv(name);
-  return value == nullptr ? "" : value;
-}
-
 // NAME = VALUE of one section of a file of credentials; empty: none.
 std::string Setting(std::string_view text, std::string_view section, std::string_view name) {
   bool inside = false;
@@ -491,20 +485,22 @@ std::string Setting(std::string_view text, std::string_view section, std::string
   return "";
 }
 
-absl::StatusOr<S3Keys> ReadKeys() {
-  S3Keys keys = {Environment("RAVEL_S3_ACCESS_KEY_ID"),
-                 Environment("RAVEL_S3_SECRET_ACCESS_KEY"),
-                 Environment("RAVEL_S3_SESSION_TOKEN")};
+absl::Status ReadKeys(S3Place& place) {
+  S3Keys& keys = place.keys;
+  keys = {Environment("RAVEL_S3_ACCESS_KEY_ID"),
+          Environment("RAVEL_S3_SECRET_ACCESS_KEY"),
+          Environment("RAVEL_S3_SESSION_TOKEN")};
   if (keys.access_key.empty() != keys.secret_key.empty()) {
     return absl::FailedPreconditionError(
         "RAVEL_S3_ACCESS_KEY_ID and RAVEL_S3_SECRET_ACCESS_KEY: expected both or neither");
   }
   if (!keys.access_key.empty()) {
-    return keys;  // a job's own, before the node's
+    return absl::OkStatus();  // a job's own, before the node's
   }
   if (const std::string file = Environment("RAVEL_S3_CREDENTIALS"); !file.empty()) {
     const absl::StatusOr<std::string> text = ReadWholeFile(file, kMaxFileBytes);
     RETURN_IF_ERROR(Annotate(text.status(), "RAVEL_S3_CREDENTIALS"));
+    place.keys_file = file;
     keys = {Setting(*text, "[default]", "aws_access_key_id"),
             Setting(*text, "[default]", "aws_secret_access_key"),
             Setting(*text, "[default]", "aws_session_token")};
@@ -516,7 +512,7 @@ absl::StatusOr<S3Keys> ReadKeys() {
         "RAVEL_S3_SECRET_ACCESS_KEY; variables AWS_* are not read, because trainers do not get "
         "them");
   }
-  return keys;
+  return absl::OkStatus();
 }
 
 absl::Status ReadEndpoint(S3Place& place) {
@@ -578,7 +574,7 @@ absl::StatusOr<std::unique_ptr<ObjectStore>> OpenS3Store(std::string_view url) {
   }
   place.ca_file = Environment("RAVEL_S3_CA");
   RETURN_IF_ERROR(ReadEndpoint(place));
-  ASSIGN_OR_RETURN(place.keys, ReadKeys());
+  RETURN_IF_ERROR(ReadKeys(place));
   return std::make_unique<BlobTree>(std::make_unique<S3Bucket>(std::move(place)), prefix);
 }
 

@@ -23,7 +23,8 @@ inline constexpr std::string_view kS3Scheme = "s3://";
 //                         keys, before those of the file
 //   RAVEL_S3_CREDENTIALS  file in the form of ~/.aws/credentials, section [default]
 // The file is read again for each store. Keys are in no log and no message. InvalidArgument names
-// the URL or the variable; nothing is connected to.
+// the URL or the variable; nothing is connected to. An answer that refuses a request says which
+// setting to change (s3_refusal.h).
 absl::StatusOr<std::unique_ptr<ObjectStore>> OpenS3Store(std::string_view url);
 
 }  // namespace ravel::store

@@ -1,7 +1,9 @@
-// A whole job over s3://, on a server that is not ours and fails on purpose: saves, a daemon that
-// is killed, the resume from the store, an export; the history is that of a run over a folder.
+// A whole job over s3://, on servers that are not ours and fail on purpose: saves, a daemon that is
+// killed, the resume from the store, an export; the history is that of a run over a folder. Jobs
+// with keys of their own, on a server that checks them.
 
 #include <chrono>
+#include <cstdio>
 #include <cstdlib>
 #include <filesystem>
 #include <map>
@@ -29,12 +31,13 @@ using ::testing::HasSubstr;
 
 constexpr int64_t kLastStep = 15;
 
-class S3JobTest : public ::testing::Test {
+// On moto or Swift.
+class S3JobTest : public ::testing::TestWithParam<const char*> {
  protected:
   void SetUp() override {
-    absl::StatusOr<std::unique_ptr<S3Server>> server = S3Server::Start();
+    absl::StatusOr<std::unique_ptr<S3Server>> server = S3Server::Start(GetParam());
     if (absl::IsNotFound(server.status())) {
-      SkipWithout("moto", server.status().message());
+      SkipWithout(GetParam(), server.status().message());
       return;
     }
     ASSERT_TRUE(server.ok()) << server.status();
@@ -83,7 +86,7 @@ class S3JobTest : public ::testing::Test {
   std::unique_ptr<MiniCluster> cluster_;
 };
 
-TEST_F(S3JobTest, AJobSavesResumesAndIsExported) {
+TEST_P(S3JobTest, AJobSavesResumesAndIsExported) {
   ASSERT_EQ(cluster_->Submit(Job("plain", cluster_->folder() + "/plain")), absl::OkStatus());
   ASSERT_EQ(cluster_->WaitForSuccess("plain", seconds(60)), absl::OkStatus());
 
@@ -119,7 +122,7 @@ TEST_F(S3JobTest, AJobSavesResumesAndIsExported) {
 }
 
 // Nodes fetch data and model from the store, whose server fails now and then.
-TEST_F(S3JobTest, DataAndModelComeFromTheStore) {
+TEST_P(S3JobTest, DataAndModelComeFromTheStore) {
   const std::string web = cluster_->folder() + "/web";
   std::string text;
   for (int line = 0; line < 600; ++line) {
@@ -167,6 +170,146 @@ TEST_F(S3JobTest, DataAndModelComeFromTheStore) {
   EXPECT_EQ(
       FirstDifference(train("last", "s3://bucket/sets/web/web", "s3://bucket/models/tiny"), next),
       "");
+}
+
+INSTANTIATE_TEST_SUITE_P(Servers,
+                         S3JobTest,
+                         ::testing::Values("moto", "swift"),
+                         [](const auto& kind) { return std::string(kind.param); });
+
+constexpr char kSecret[] = "hush-hush";
+constexpr char kWrongSecret[] = "not-so-hush";
+
+// Swift checks keys. The workers' own are wrong.
+class S3KeysTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    absl::StatusOr<std::unique_ptr<S3Server>> server = S3Server::Start("swift");
+    if (absl::IsNotFound(server.status())) {
+      SkipWithout("swift", server.status().message());
+      return;
+    }
+    ASSERT_TRUE(server.ok()) << server.status();
+    server_ = *std::move(server);
+    server_->UseHere();
+    absl::StatusOr<std::unique_ptr<MiniCluster>> started = MiniCluster::Start();
+    ASSERT_TRUE(started.ok()) << started.status();
+    cluster_ = std::move(*started);
+    WriteTokens(scratch_.path() + "/tokens.bin", 20000, TinyJob().vocabulary);
+    std::filesystem::permissions(secrets_.path(), std::filesystem::perms::owner_all);
+    Put("default/team/access", "test:tester");
+    Put("default/team/secret", kSecret);
+    Put("default/team/wrong", kWrongSecret);
+    WriteText(wrong_file_,
+              absl::StrCat("[default]\naws_access_key_id = test:tester\naws_secret_access_key = ",
+                           kWrongSecret,
+                           "\n"));
+    cluster_->SetWorkerFlags({"--read-root", scratch_.path(), "--secrets-root", secrets_.path()});
+    std::map<std::string, std::string> environment = cluster_->HoldFaults();
+    environment["RAVEL_S3_CREDENTIALS"] = wrong_file_;
+    ASSERT_EQ(cluster_->StartWorkers(1, environment), absl::OkStatus());
+  }
+  void Put(const std::string& name, const std::string& text) const {
+    const std::string path = secrets_.path() + "/" + name;
+    std::filesystem::create_directories(std::filesystem::path(path).parent_path());
+    WriteText(path, text);
+    std::filesystem::permissions(
+        path, std::filesystem::perms::owner_read | std::filesystem::perms::owner_write);
+  }
+  // `secret`: of the job's own keys; empty: it has none.
+  TinyJob Job(const std::string& name, const std::string& secret) const {
+    TinyJob job = {.name = name,
+                   .tokens_path = scratch_.path() + "/tokens.bin",
+                   .store = "s3://bucket/team",
+                   .workers = 1,
+                   .steps = 6,
+                   .save_every_steps = 3};
+    if (!secret.empty()) {
+      job.more_spec = absl::StrCat(
+          "  environment: [{name: RAVEL_S3_ACCESS_KEY_ID, secret: team/access}, "
+          "{name: RAVEL_S3_SECRET_ACCESS_KEY, secret: team/",
+          secret,
+          "}]\n");
+    }
+    return job;
+  }
+  // All that is told and kept of a job.
+  std::string Told(const std::string& job) const {
+    std::string all;
+    for (const char* verb : {"describe", "events", "logs"}) {
+      const RunResult said = cluster_->Ctl({verb, job});
+      absl::StrAppend(&all, said.out, said.err);
+    }
+    return all;
+  }
+
+  const ScratchFolder scratch_;
+  const ScratchFolder secrets_;
+  const std::string wrong_file_ = scratch_.path() + "/credentials";
+  std::unique_ptr<S3Server> server_;
+  std::unique_ptr<MiniCluster> cluster_;
+};
+
+TEST_F(S3KeysTest, AJobSavesByKeysOfItsOwn) {
+  ASSERT_EQ(cluster_->Submit(Job("own", "secret")), absl::OkStatus());
+  ASSERT_EQ(cluster_->WaitForSuccess("own", seconds(60)), absl::OkStatus())
+      << cluster_->Report("own");
+  const auto steps = cluster_->Checkpoints("own");
+  ASSERT_TRUE(steps.ok() && steps->contains(6)) << cluster_->Report("own");
+  EXPECT_THAT(cluster_->Ctl({"checkpoints", "verify", steps->at(6)}).out, HasSubstr(": ok (deep)"));
+  EXPECT_FALSE(absl::StrContains(Told("own"), kSecret));
+}
+
+TEST_F(S3KeysTest, AJobWhoseOwnKeysAreWrongEndsWithTheSettingToCorrect) {
+  ASSERT_EQ(cluster_->Submit(Job("wrong", "wrong")), absl::OkStatus());
+  const absl::StatusOr<JobView> end = cluster_->WaitForEnd("wrong", seconds(60));
+  ASSERT_TRUE(end.ok()) << end.status() << cluster_->Report("wrong");
+  EXPECT_EQ(end->state, "FAILED");
+  EXPECT_EQ(end->reason, "StoreRefused");
+  EXPECT_THAT(end->message, HasSubstr("s3://bucket/"));
+  EXPECT_THAT(end->message,
+              HasSubstr("HTTP 403 SignatureDoesNotMatch: the secret key is not that of the access "
+                        "key: correct RAVEL_S3_SECRET_ACCESS_KEY of the job's environment"));
+  const std::string told = Told("wrong");
+  EXPECT_THAT(told, HasSubstr("correct RAVEL_S3_SECRET_ACCESS_KEY"));
+  EXPECT_FALSE(absl::StrContains(told, kWrongSecret));
+}
+
+// The node's fault is waited for, and told.
+TEST_F(S3KeysTest, AJobWaitsWhereTheNodesKeysAreWrong) {
+  ASSERT_EQ(cluster_->Submit(Job("none", "")), absl::OkStatus());
+  const std::string advice =
+      absl::StrCat("correct aws_secret_access_key in ", wrong_file_, " (RAVEL_S3_CREDENTIALS)");
+  EXPECT_TRUE(Eventually(seconds(60), [&] { return absl::StrContains(Told("none"), advice); }))
+      << cluster_->Report("none");
+  EXPECT_THAT(cluster_->Ctl({"describe", "none"}).out, HasSubstr(advice));
+  EXPECT_EQ(cluster_->Ctl({"cancel", "none", "--wait"}).exit_code, 0);
+}
+
+TEST_F(S3KeysTest, RavelctlAndASubmissionNameTheSetting) {
+  TinyJob nowhere = Job("nowhere", "");
+  nowhere.store = "s3://no-such-bucket/team";
+  const std::string file = cluster_->folder() + "/nowhere.yaml";
+  WriteText(file, ToYaml(nowhere));
+  const RunResult submitted = cluster_->Ctl({"submit", "-f", file});
+  EXPECT_NE(submitted.exit_code, 0);
+  EXPECT_THAT(submitted.err, HasSubstr("there is no such bucket at http://127.0.0.1:"));
+  EXPECT_THAT(submitted.err, HasSubstr("RAVEL_S3_ENDPOINT"));
+  const RunResult missing = cluster_->Ctl({"checkpoints", "list", "s3://no-such-bucket/team"});
+  EXPECT_NE(missing.exit_code, 0);
+  EXPECT_THAT(missing.err, HasSubstr("there is no such bucket"));
+  setenv("RAVEL_S3_REGION", "eu-west-1", 1);
+  const RunResult region = cluster_->Ctl({"checkpoints", "list", "s3://bucket/team"});
+  unsetenv("RAVEL_S3_REGION");
+  EXPECT_NE(region.exit_code, 0);
+  EXPECT_THAT(region.err, HasSubstr("set RAVEL_S3_REGION to us-east-1"));
+  setenv("RAVEL_S3_CREDENTIALS", wrong_file_.c_str(), 1);
+  const RunResult keys = cluster_->Ctl({"checkpoints", "list", "s3://bucket/team"});
+  server_->UseHere();
+  EXPECT_NE(keys.exit_code, 0);
+  EXPECT_THAT(keys.err, HasSubstr(absl::StrCat("correct aws_secret_access_key in ", wrong_file_)));
+  std::printf(
+      "%s%s%s%s", submitted.err.c_str(), missing.err.c_str(), region.err.c_str(), keys.err.c_str());
 }
 
 }  // namespace

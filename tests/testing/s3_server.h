@@ -31,7 +31,8 @@ class S3Server {
 
   // Points this process, and the programs that it starts, to the server.
   void UseHere() const;
-  // The same without the proxy that fails: to one of Swift's own, "shipped" or "conditional".
+  // The same without the proxy that fails: to one of Swift's own, "shipped", "late" or
+  // "conditional".
   void UseSwiftHere(const std::string& name) const;
   // To one of Swift's servers, by the names in swift_server.py. One that dies of it is back, as
   // another process at the same port, when this returns.

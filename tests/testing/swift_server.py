@@ -4,9 +4,9 @@
     swift_server.py FOLDER
 
 Below FOLDER, on a file system with user attributes, lie its devices, rings and configuration. Three servers keep accounts,
-containers and objects; two proxies lead to them. `shipped` is Swift as it is: it answers writes with If-None-Match by 501.
+containers and objects; proxies lead to them. `shipped` is Swift as it is: it answers writes with If-None-Match by 501.
 `conditional` passes the condition on to Swift's own PUT of objects, which honours it, one such PUT at a time; completions
-of uploads stay without it. FOLDER/servers says for each server its port and process. A server that dies is started again
+of uploads stay without it. `late` is the first with a clock that is an hour late. FOLDER/servers says for each server its port and process. A server that dies is started again
 at its port, whose socket this program holds, and has another process then. All end with this program.
 """
 import ctypes
@@ -14,10 +14,12 @@ import os
 import pathlib
 import signal
 import sys
+import time
 import urllib.request
 
 import eventlet.semaphore
 from swift.common import utils
+from swift.common.middleware.s3api.utils import S3Timestamp
 from swift.common.ring import RingBuilder
 from swift.common.storage_policy import reload_storage_policies
 from swift.common.swob import Request
@@ -28,6 +30,7 @@ DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG
 PAGE = 7  # entries of a listing: small ones have pages, too
 KEEPERS = ("account", "container", "object")
 PIPELINES = {"shipped": "catch_errors gatekeeper memory s3api tempauth slo proxy-server",
+             "late": "catch_errors gatekeeper memory s3api tempauth slo proxy-server",
              "conditional": "catch_errors gatekeeper memory condition_in s3api tempauth condition_out slo proxy-server"}
 PROXY = """[DEFAULT]
 swift_dir = {folder}
@@ -148,6 +151,8 @@ def make_folder(sockets):
 
 def serve(name, listener):
     utils.eventlet_monkey_patch()
+    if name == "late":
+        S3Timestamp.now = classmethod(lambda kind: kind(time.time() - 3600))
     kind = f"{name}-server" if name in KEEPERS else "proxy-server"
     conf = utils.readconf(str(FOLDER / f"{name}.conf"), f"app:{kind}")
     run_server(conf, utils.get_logger(conf, name, log_to_console=True, log_route=name), listener)

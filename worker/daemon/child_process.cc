@@ -27,6 +27,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "common/store/store_refusal.h"
 #include "worker/child_link.h"
 
 namespace ravel::daemon {
@@ -64,9 +65,16 @@ bool ReachesTrainers(absl::string_view variable) {
   static constexpr absl::string_view kScrubbed[] = {"NCCL_COMM_ID=",
                                                     "NCCL_RAS_ADDR=",
                                                     "OPENBLAS_NUM_THREADS=",
+                                                    "RAVEL_S3_KEYS_OF_JOB=",
                                                     "OMP_NUM_THREADS=",
                                                     "CUDA_DEVICE_ORDER="};
   return StartsWithAny(variable, kAllowed) && !StartsWithAny(variable, kScrubbed);
+}
+
+bool IsStoreKey(absl::string_view variable) {
+  static constexpr absl::string_view kKeys[] = {
+      "RAVEL_S3_ACCESS_KEY_ID=", "RAVEL_S3_SECRET_ACCESS_KEY=", "RAVEL_S3_SESSION_TOKEN="};
+  return StartsWithAny(variable, kKeys);
 }
 
 std::vector<std::string> ChildEnvironment() {
@@ -210,12 +218,19 @@ absl::StatusOr<ChildProcess> StartChild(const std::vector<std::string>& argument
                                         const std::vector<std::string>& variables,
                                         const TrainerUser* user) {
   std::vector<std::string> environment = variables;
+  const bool keys_of_job = std::any_of(variables.begin(), variables.end(), IsStoreKey);
+  if (keys_of_job) {
+    environment.push_back(absl::StrCat(store::kKeysOfJobVariable, "=1"));
+  }
   if (user != nullptr) {
     for (std::string& variable : UserVariables(*user)) {
       environment.push_back(std::move(variable));
     }
   }
   for (std::string& variable : ChildEnvironment()) {
+    if (keys_of_job && IsStoreKey(variable)) {
+      continue;  // keys go together: the job's own have no token of the node's
+    }
     const std::string name = variable.substr(0, variable.find('=') + 1);
     if (std::none_of(environment.begin(), environment.end(), [&](const std::string& given) {
           return absl::StartsWith(given, name);

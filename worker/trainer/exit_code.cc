@@ -7,6 +7,7 @@
 #include <absl/strings/numbers.h>
 #include <absl/strings/str_cat.h>
 
+#include "common/store/store_refusal.h"
 #include "kernels/cuda_host/cuda_library.h"
 #include "worker/comm/issue_log.h"
 
@@ -44,6 +45,9 @@ std::string_view ReasonOf(const absl::Status& status) {
   }
   if (code == ExitCode::kOutOfMemory && kernels::IsDeviceError(status)) {
     return "DeviceOutOfMemory";
+  }
+  if (code == ExitCode::kStore && store::RefusalOf(status) == store::RefusalCause::kJobKeys) {
+    return "StoreRefused";
   }
   if (code == ExitCode::kStore && absl::IsDataLoss(status)) {
     return "CheckpointCorrupt";

@@ -20,6 +20,7 @@
 #include "common/plan/plan_pieces.h"
 #include "common/signed_size.h"
 #include "common/store/open_store.h"
+#include "common/store/store_refusal.h"
 #include "worker/checkpoint/loader.h"
 #include "worker/optim/loss_scale.h"
 #include "worker/optim/stored_state.h"
@@ -116,10 +117,12 @@ absl::Status FillShard(RankEngine& engine,
   return WithCode(optim::WriteStored(engine.memory(), group, role, 0, shard), ExitCode::kDevice);
 }
 
-// A checkpoint of another model is the job's fault; anything else is the store's.
+// A checkpoint of another model is the job's fault; anything else is the store's, settings to reach
+// it among that.
 absl::Status MarkLoadError(const absl::Status& status) {
-  return WithCode(status,
-                  absl::IsFailedPrecondition(status) ? ExitCode::kPlanMismatch : ExitCode::kStore);
+  const bool mismatch =
+      absl::IsFailedPrecondition(status) && store::RefusalOf(status) == store::RefusalCause::kNone;
+  return WithCode(status, mismatch ? ExitCode::kPlanMismatch : ExitCode::kStore);
 }
 
 // Every rank reads what it stores; an element counts in the digests on the rank that would save it.

@@ -17,6 +17,7 @@
 #include <gtest/gtest.h>
 
 #include "common/store/s3_store.h"
+#include "common/store/store_refusal.h"
 #include "tests/testing/eventually.h"
 #include "tests/testing/process.h"
 #include "tests/testing/required.h"
@@ -27,6 +28,8 @@ namespace {
 
 using std::chrono::seconds;
 using ::testing::HasSubstr;
+
+constexpr char kWrongSecret[] = "not-hush-hush";
 
 class SwiftStoreTest : public ::testing::Test {
  protected:
@@ -42,6 +45,14 @@ class SwiftStoreTest : public ::testing::Test {
     }
     ASSERT_TRUE(server_->ok()) << server_->status();
     swift().UseSwiftHere("conditional");
+  }
+  void TearDown() override {
+    for (const char* name : {"RAVEL_S3_REGION",
+                             "RAVEL_S3_ACCESS_KEY_ID",
+                             "RAVEL_S3_SECRET_ACCESS_KEY",
+                             kKeysOfJobVariable}) {
+      unsetenv(name);
+    }
   }
   static testing::S3Server& swift() { return ***server_; }
 
@@ -88,27 +99,91 @@ TEST_F(SwiftStoreTest, ListingsOfSeveralPagesAreWhole) {
   EXPECT_EQ(*store->List(""), expected);
 }
 
-TEST_F(SwiftStoreTest, AWrongKeyAndABucketThatIsMissingAreNamed) {
-  const absl::Status missing = (*OpenS3Store("s3://no-such-bucket/a"))->MakeRoot();
-  EXPECT_TRUE(absl::IsNotFound(missing)) << missing;
-  EXPECT_THAT(std::string(missing.message()), HasSubstr("s3://no-such-bucket/a/"));
-  EXPECT_THAT(std::string(missing.message()), HasSubstr("HTTP 404 NoSuchBucket"));
+void ExpectRefused(const absl::Status& status,
+                   absl::StatusCode code,
+                   RefusalCause cause,
+                   const std::vector<std::string>& words) {
+  EXPECT_EQ(status.code(), code) << status;
+  EXPECT_EQ(RefusalOf(status), cause) << status;
+  for (const std::string& word : words) {
+    EXPECT_THAT(std::string(status.message()), HasSubstr(word));
+  }
+  EXPECT_FALSE(absl::StrContains(std::string(status.message()), kWrongSecret));
+}
+
+// All that a program does with a store, which is refused.
+std::vector<absl::Status> Uses(const std::string& url) {
+  const absl::StatusOr<std::unique_ptr<ObjectStore>> store = OpenS3Store(url);
+  if (!store.ok()) {
+    return {store.status()};
+  }
+  return {(*store)->MakeRoot(),
+          (*store)->Put("x", "1"),
+          (*store)->Open("x").status(),
+          (*store)->List("").status(),
+          (*store)->Withdraw("x")};
+}
+
+TEST_F(SwiftStoreTest, ABucketThatIsMissingIsToldWithWhatNamesIt) {
+  for (const absl::Status& refused : Uses("s3://no-such-bucket/a")) {
+    ExpectRefused(refused,
+                  absl::StatusCode::kFailedPrecondition,
+                  RefusalCause::kSettings,
+                  {"s3://no-such-bucket/a",
+                   "HTTP 404 NoSuchBucket: there is no such bucket at http://127.0.0.1:",
+                   "correct the URL or RAVEL_S3_ENDPOINT"});
+  }
+}
+
+TEST_F(SwiftStoreTest, KeysThatAreWrongAreToldWithWhereTheyStand) {
   const testing::ScratchFolder scratch;
   const std::string file = scratch.path() + "/credentials";
   for (const auto& [key, secret] :
-       {std::pair("test:tester", "other"), std::pair("test:nobody", "hush-hush")}) {
+       {std::pair("test:tester", kWrongSecret), std::pair("test:nobody", "hush-hush")}) {
     testing::WriteText(
         file,
         absl::StrCat(
             "[default]\naws_access_key_id = ", key, "\naws_secret_access_key = ", secret, "\n"));
     setenv("RAVEL_S3_CREDENTIALS", file.c_str(), 1);
-    const std::unique_ptr<ObjectStore> store = *OpenS3Store("s3://bucket/a");
-    for (const absl::Status& refused :
-         {store->MakeRoot(), store->Open("x").status(), store->List("").status()}) {
-      EXPECT_TRUE(absl::IsPermissionDenied(refused)) << refused;
-      EXPECT_THAT(std::string(refused.message()), HasSubstr("HTTP 403 SignatureDoesNotMatch"));
-      EXPECT_FALSE(absl::StrContains(std::string(refused.message()), secret));
+    for (const absl::Status& refused : Uses("s3://bucket/a")) {
+      ExpectRefused(refused,
+                    absl::StatusCode::kPermissionDenied,
+                    RefusalCause::kKeys,
+                    {"s3://bucket/",
+                     "HTTP 403 SignatureDoesNotMatch: the secret key is not that of the access key",
+                     "correct aws_secret_access_key in " + file + " (RAVEL_S3_CREDENTIALS)"});
     }
+  }
+  setenv("RAVEL_S3_ACCESS_KEY_ID", "test:tester", 1);
+  setenv("RAVEL_S3_SECRET_ACCESS_KEY", kWrongSecret, 1);
+  setenv(kKeysOfJobVariable, "1", 1);
+  for (const absl::Status& refused : Uses("s3://bucket/a")) {
+    ExpectRefused(refused,
+                  absl::StatusCode::kPermissionDenied,
+                  RefusalCause::kJobKeys,
+                  {"correct RAVEL_S3_SECRET_ACCESS_KEY of the job's environment"});
+  }
+}
+
+TEST_F(SwiftStoreTest, AWrongRegionIsToldWithTheRightOne) {
+  setenv("RAVEL_S3_REGION", "eu-west-1", 1);
+  for (const absl::Status& refused : Uses("s3://bucket/a")) {
+    ExpectRefused(refused,
+                  absl::StatusCode::kFailedPrecondition,
+                  RefusalCause::kSettings,
+                  {"HTTP 400 AuthorizationHeaderMalformed: requests are signed for the region "
+                   "eu-west-1: set RAVEL_S3_REGION to us-east-1"});
+  }
+}
+
+TEST_F(SwiftStoreTest, AClockThatIsWrongIsToldWithItsDistance) {
+  swift().UseSwiftHere("late");
+  for (const absl::Status& refused : Uses("s3://bucket/a")) {
+    ExpectRefused(refused,
+                  absl::StatusCode::kFailedPrecondition,
+                  RefusalCause::kSettings,
+                  {"HTTP 403 RequestTimeTooSkewed: the clock of this host is not the server's",
+                   "set it, best by NTP"});
   }
 }
 

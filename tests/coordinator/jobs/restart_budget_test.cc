@@ -52,6 +52,7 @@ TEST(FailureReasonTest, ClassesAndChargesAreThoseOfTheSpecification) {
       {FailureClass::kUser,
        {"DataError",
         "EnvironmentRefused",
+        "StoreRefused",
         "UserExit",
         "NonFinitePersistent",
         "MaxRunTime",

@@ -1,6 +1,7 @@
 // The environment and the user of trainers that a daemon starts: real children, a Fleet server in
 // this process.
 
+#include <csignal>
 #include <filesystem>
 #include <memory>
 #include <optional>
@@ -45,6 +46,9 @@ class LaunchEnvironmentTest : public ::testing::Test {
   }
   void TearDown() override {
     if (thread_.joinable()) {
+      for (const pid_t trainer : Trainers()) {
+        kill(trainer, SIGKILL);  // or the daemon waits for them
+      }
       daemon_->Stop("test is over");
       thread_.join();
     }
@@ -62,7 +66,7 @@ class LaunchEnvironmentTest : public ::testing::Test {
                                     .device_message = {},
                                     .cpu_isa = "avx2",
                                     .host_id = "host"}};
-    options.launch_rules = {.allowed = {"NCCL_*", "MY_*"},
+    options.launch_rules = {.allowed = {"NCCL_*", "MY_*", "RAVEL_S3_SECRET_ACCESS_KEY"},
                             .secrets_root = secrets_.path(),
                             .networks = {{"local", {"lo", "127.0.0.1"}}}};
     options.trainer_user = std::move(user);
@@ -139,6 +143,36 @@ TEST_F(LaunchEnvironmentTest, ASecretReachesTheChildsEnvironmentAndNothingElse) 
   for (const auto& entry : testing::EntriesUnder(scratch_.path())) {
     EXPECT_THAT(testing::ReadText(entry.path()), Not(HasSubstr(text_))) << entry.path();
   }
+}
+
+// A token of the node's beside a job's own keys would make both useless.
+TEST_F(LaunchEnvironmentTest, AJobsStoreKeysComeWithoutTheNodes) {
+  setenv("RAVEL_S3_ACCESS_KEY_ID", "of-the-node", 1);
+  setenv("RAVEL_S3_SESSION_TOKEN", "of-the-node", 1);
+  StartAll();
+  v1::PlannedJob job = Job();
+  job.mutable_environment(1)->set_name("RAVEL_S3_SECRET_ACCESS_KEY");
+  EXPECT_TRUE(Launch(job, 1).ok());
+  unsetenv("RAVEL_S3_ACCESS_KEY_ID");
+  unsetenv("RAVEL_S3_SESSION_TOKEN");
+  ASSERT_TRUE(testing::Eventually(seconds(20), [] { return Trainers().size() == 1; }));
+  const std::vector<std::string> variables = EnvironmentOf(Trainers()[0]);
+  EXPECT_THAT(variables, Contains("RAVEL_S3_SECRET_ACCESS_KEY=" + text_));
+  EXPECT_THAT(variables, Contains("RAVEL_S3_KEYS_OF_JOB=1"));
+  EXPECT_THAT(variables, Not(Contains(HasSubstr("of-the-node"))));
+}
+
+TEST_F(LaunchEnvironmentTest, TheNodesStoreKeysReachJobsWithoutKeys) {
+  setenv("RAVEL_S3_SESSION_TOKEN", "of-the-node", 1);
+  setenv("RAVEL_S3_KEYS_OF_JOB", "1", 1);
+  StartAll();
+  EXPECT_TRUE(Launch(Job(), 1).ok());
+  unsetenv("RAVEL_S3_SESSION_TOKEN");
+  unsetenv("RAVEL_S3_KEYS_OF_JOB");
+  ASSERT_TRUE(testing::Eventually(seconds(20), [] { return Trainers().size() == 1; }));
+  const std::vector<std::string> variables = EnvironmentOf(Trainers()[0]);
+  EXPECT_THAT(variables, Contains("RAVEL_S3_SESSION_TOKEN=of-the-node"));
+  EXPECT_THAT(variables, Not(Contains("RAVEL_S3_KEYS_OF_JOB=1")));
 }
 
 TEST_F(LaunchEnvironmentTest, ARefusedLaunchStartsNothingAndSaysWhy) {

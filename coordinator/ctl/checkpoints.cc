@@ -435,7 +435,8 @@ absl::Status ListCheckpoints(const CheckpointListOptions& options, std::ostream&
   json::Array open;
   json::Array others;
   for (const coordinator::Leftover& leftover : leftovers) {
-    if (leftover.kind == coordinator::LeftoverKind::kUnfinishedSave) {
+    if (leftover.kind == coordinator::LeftoverKind::kUnfinishedSave ||
+        leftover.kind == coordinator::LeftoverKind::kUnfinishedCopy) {
       open.push_back(json::Value(files.Locate(leftover.path)));
     }
     others.push_back(LeftoverJson(files, leftover));

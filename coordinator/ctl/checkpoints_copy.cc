@@ -20,6 +20,7 @@
 #include <absl/strings/strip.h>
 
 #include "common/ckpt/step_layout.h"
+#include "common/clock.h"
 #include "common/crc32c.h"
 #include "common/store/committed_step.h"
 #include "common/store/open_store.h"
@@ -27,6 +28,7 @@
 #include "coordinator/ctl/checkpoints.h"
 #include "coordinator/ctl/path_text.h"
 #include "coordinator/saves/checkpoint_pins.h"
+#include "coordinator/saves/copy_marks.h"
 
 namespace ravel::ctl {
 namespace {
@@ -34,7 +36,6 @@ namespace {
 using store::JoinPath;
 using store::ObjectStore;
 
-constexpr int64_t kCopyAttempt = 2'000'000;  // added to the save attempt
 constexpr int64_t kPieceBytes = 4 << 20;
 constexpr int64_t kMaxSmallBytes = int64_t{1} << 30;
 
@@ -63,14 +64,16 @@ class Copy {
        ObjectStore& target,
        const std::function<bool()>& cancelled)
       : source_(source), step_(step), target_(target), cancelled_(cancelled) {
-    ckpt::AttemptKey key = {.step = step.commit().step,
-                            .epoch = step.commit().epoch,
-                            .attempt = step.commit().attempt + kCopyAttempt,
-                            .job_tag = ckpt::JobTag(step.commit().job)};
-    attempt_ = ckpt::AttemptName(key);
+    key_ = {.step = step.commit().step,
+            .epoch = step.commit().epoch,
+            .attempt = step.commit().attempt + coordinator::kCopyAttempt,
+            .job_tag = ckpt::JobTag(step.commit().job)};
+    attempt_ = ckpt::AttemptName(key_);
   }
 
   absl::Status Run() {
+    ASSIGN_OR_RETURN(const std::unique_ptr<coordinator::CopyMark> mark,
+                     coordinator::CopyMark::Make(&target_, key_));
     RETURN_IF_ERROR(MakeFolders());
     for (const ckpt::FileRecord& file : step_.manifest().files) {
       RETURN_IF_ERROR(CheckGoesOn());
@@ -87,6 +90,7 @@ class Copy {
     return target_.PublishIfAbsent(attempt_, ckpt::StepName(step_.commit().step));
   }
 
+  const std::string& attempt() const { return attempt_; }
   int64_t copied_files() const { return copied_files_; }
   int64_t copied_bytes() const { return copied_bytes_; }
 
@@ -179,6 +183,7 @@ class Copy {
   const store::CommittedStep& step_;
   ObjectStore& target_;
   const std::function<bool()>& cancelled_;
+  ckpt::AttemptKey key_;
   std::string attempt_;
   int64_t copied_files_ = 0;
   int64_t copied_bytes_ = 0;
@@ -213,6 +218,21 @@ absl::StatusOr<bool> IsCopied(const ObjectStore& target, const ckpt::CommitRecor
   return step.commit() == commit ? absl::StatusOr<bool>(true)
                                  : absl::AlreadyExistsError(absl::StrCat(
                                        target.Locate(name), ": is there, and is another step"));
+}
+
+// Removes what killed copies of other steps have left, and returns what there is to tell of it.
+// Whoever may not remove it copies all the same.
+std::string RemoveOthersThatDied(ObjectStore& target, const std::string& own) {
+  const auto removed = coordinator::RemoveDeadCopies(target, SystemClock::Get().WallMs(), own);
+  if (!removed.ok()) {
+    return absl::StrCat(
+        "what killed copies left stays: ", std::string(removed.status().message()), "\n");
+  }
+  std::string told;
+  for (const std::string& name : *removed) {
+    absl::StrAppend(&told, "removed ", target.Locate(name), ", which a killed copy left\n");
+  }
+  return told;
 }
 
 // A name that comes or goes while this copy works on it is the work of another one.
@@ -257,6 +277,8 @@ absl::Status CopyCheckpoint(const CheckpointCopyOptions& options, std::ostream& 
     out << to << " is there already\n";
     return absl::OkStatus();
   }
+  const std::string others = RemoveOthersThatDied(*target, copy.attempt());
+  out << (document ? "" : others);
   const absl::Status copied = copy.Run();
   if (!copied.ok()) {
     // Another copy of the same step may have come first.

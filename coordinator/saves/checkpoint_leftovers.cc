@@ -7,6 +7,7 @@
 #include <absl/strings/str_cat.h>
 
 #include "common/check.h"
+#include "coordinator/saves/copy_marks.h"
 #include "coordinator/saves/saves.h"
 
 namespace ravel::coordinator {
@@ -30,6 +31,10 @@ std::optional<Leftover> ByName(const std::string& name, std::string_view job_uid
   Leftover leftover;
   leftover.path = name;
   if (const std::optional<ckpt::AttemptKey> key = ckpt::ParseAttemptName(name)) {
+    if (IsCopy(*key)) {
+      leftover.kind = LeftoverKind::kUnfinishedCopy;
+      return leftover;
+    }
     const bool foreign = !job_uid.empty() && key->job_tag && *key->job_tag != ckpt::JobTag(job_uid);
     leftover.kind = foreign ? LeftoverKind::kForeignSave : LeftoverKind::kUnfinishedSave;
     leftover.removable = !job_uid.empty() && !foreign;
@@ -76,6 +81,8 @@ std::string_view LeftoverKindName(LeftoverKind kind) {
       return "unfinished save";
     case LeftoverKind::kForeignSave:
       return "save of another job";
+    case LeftoverKind::kUnfinishedCopy:
+      return "unfinished copy";
     case LeftoverKind::kDamagedStep:
       return "DAMAGED";
     case LeftoverKind::kBadCopy:
@@ -128,6 +135,8 @@ absl::StatusOr<std::vector<std::string>> RemoveOldLeftovers(store::ObjectStore& 
       removed.push_back(leftover.path);
     }
   }
+  ASSIGN_OR_RETURN(const std::vector<std::string> copies, RemoveDeadCopies(store, now_ms));
+  removed.insert(removed.end(), copies.begin(), copies.end());
   return removed;
 }
 

@@ -16,6 +16,7 @@ namespace ravel::coordinator {
 enum class LeftoverKind {
   kUnfinishedSave,  // an attempt
   kForeignSave,     // an attempt of another job: only listed
+  kUnfinishedCopy,  // of `ravelctl checkpoints copy`; copy_marks.h says when it goes
   kDamagedStep,     // a step's folder that is not loadable; removed only if it never was a step
   kBadCopy,         // bad/*.step: made room for another save of its number
   kOldHistory,      // old-UID: steps of another job that were in the way of UID
@@ -37,8 +38,8 @@ absl::StatusOr<std::vector<Leftover>> ListLeftovers(const store::ObjectStore& st
 
 // Two weeks: enough for somebody to come back from leave and look.
 inline constexpr int64_t kLeftoverAgeMs = int64_t{14} * 24 * 3600 * 1000;
-// Removes what is removable and was last changed `age_ms` or more before `now_ms`. Returns the
-// paths.
+// Removes what is removable and was last changed `age_ms` or more before `now_ms`, and what killed
+// copies left. Returns the paths.
 absl::StatusOr<std::vector<std::string>> RemoveOldLeftovers(store::ObjectStore& store,
                                                             std::string_view job_uid,
                                                             int64_t now_ms,

@@ -11,6 +11,7 @@
 #include <absl/strings/str_cat.h>
 
 #include "common/check.h"
+#include "coordinator/saves/copy_marks.h"
 
 namespace ravel::coordinator {
 namespace {
@@ -244,7 +245,7 @@ absl::StatusOr<std::vector<int64_t>> RemoveStepsOf(store::ObjectStore& store,
 
 absl::Status WithdrawAttempt(store::ObjectStore& store, const ckpt::AttemptKey& key) {
   const std::string name = ckpt::AttemptName(key);
-  if (key.attempt > ckpt::kRemovedAttempt) {  // its removal was cut off
+  if (key.attempt > ckpt::kRemovedAttempt && !IsCopy(key)) {  // its removal was cut off
     return store::WithdrawIfThere(store, name);
   }
   ckpt::AttemptKey aside = key;
@@ -268,7 +269,7 @@ absl::StatusOr<std::vector<ckpt::AttemptKey>> CleanAttempts(store::ObjectStore& 
   ASSIGN_OR_RETURN(const std::vector<ckpt::AttemptKey> attempts, ListAttempts(store));
   std::vector<ckpt::AttemptKey> removed;
   for (const ckpt::AttemptKey& key : attempts) {
-    if (key.job_tag == job_tag && key.epoch < end_epoch) {
+    if (key.job_tag == job_tag && key.epoch < end_epoch && !IsCopy(key)) {
       RETURN_IF_ERROR(WithdrawAttempt(store, key));
       removed.push_back(key);
     }

@@ -65,7 +65,7 @@ absl::StatusOr<std::vector<std::string>> MoveStepsAbove(store::ObjectStore& stor
 // the same time publishes all of it or finds it gone.
 absl::Status WithdrawAttempt(store::ObjectStore& store, const ckpt::AttemptKey& key);
 // Removes the attempts of epochs below `end_epoch` whose names carry this tag (none: those without
-// one). Returns what was removed.
+// one), but for those of copies (copy_marks.h). Returns what was removed.
 absl::StatusOr<std::vector<ckpt::AttemptKey>> CleanAttempts(store::ObjectStore& store,
                                                             std::optional<uint32_t> job_tag,
                                                             int64_t end_epoch = kEveryEpoch);

@@ -24,6 +24,7 @@
 #include "coordinator/saves/checkpoint_leftovers.h"
 #include "coordinator/saves/checkpoint_owner.h"
 #include "coordinator/saves/checkpoint_pins.h"
+#include "coordinator/saves/copy_marks.h"
 #include "coordinator/saves/found_saves.h"
 #include "coordinator/saves/named_start.h"
 #include "coordinator/saves/retention.h"
@@ -579,7 +580,8 @@ absl::Status StoreCheckpointKeeper::RemoveAll(const CheckpointJob& job) {
   ASSIGN_OR_RETURN(const std::unique_ptr<ObjectStore> opened, store::OpenStore(Root(job.spec)));
   ObjectStore& files = *opened;
   RETURN_IF_ERROR(CheckOurs(files, job));
-  return RemoveAllOf(files, job.uid);
+  RETURN_IF_ERROR(RemoveAllOf(files, job.uid));
+  return RemoveDeadCopies(files, clock_->WallMs()).status();
 }
 
 }  // namespace ravel::coordinator

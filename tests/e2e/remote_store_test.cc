@@ -3,6 +3,7 @@
 
 #include <chrono>
 #include <csignal>
+#include <cstdio>
 #include <cstdlib>
 #include <filesystem>
 #include <map>
@@ -158,7 +159,7 @@ TEST_F(RemoteStoreTest, ACopyThatWasKilledGoesOnWithWhatItHadFinished) {
   const std::string from = PlainStep(30);
   const std::string url = store_->Url("copies");
   ASSERT_EQ(store_->KillAndStart(), absl::OkStatus());
-  ASSERT_EQ(store_->Start({{"RAVEL_FAULTS", "store.finish@3:stall=20s"}}), absl::OkStatus());
+  ASSERT_EQ(store_->Start({{"RAVEL_FAULTS", "store.finish@4:stall=20s"}}), absl::OkStatus());
   ProcessOptions options;
   options.arguments = {BinaryPath("ravelctl"), "checkpoints", "copy", from, url};
   options.output_path = options.error_path = cluster_->folder() + "/copy.log";
@@ -166,7 +167,9 @@ TEST_F(RemoteStoreTest, ACopyThatWasKilledGoesOnWithWhatItHadFinished) {
   const auto finished = [&] {
     int64_t files = 0;
     for (const auto& entry : EntriesUnder(store_->File("copies"))) {
-      files += entry.is_regular_file() && !absl::EndsWith(entry.path().string(), ".part") ? 1 : 0;
+      const std::string path = entry.path().string();
+      const bool mark = absl::StrContains(path, "/pins/");  // of the copy that is under way
+      files += entry.is_regular_file() && !absl::EndsWith(path, ".part") && !mark ? 1 : 0;
     }
     return files;
   };
@@ -179,6 +182,114 @@ TEST_F(RemoteStoreTest, ACopyThatWasKilledGoesOnWithWhatItHadFinished) {
   ASSERT_NE(at, std::string::npos) << again.out;
   EXPECT_THAT(again.out, HasSubstr(absl::StrCat("(", std::stoi(again.out) - 2, " copied now")));
   EXPECT_TRUE(IsWhole(url + "/step-0000000030"));
+}
+
+// A copy stands still in the store while others come.
+class CopyLeftoversTest : public RemoteStoreTest {
+ protected:
+  void StartCopy(const std::string& from, const std::string& url) {
+    ProcessOptions options;
+    options.arguments = {BinaryPath("ravelctl"), "checkpoints", "copy", from, url};
+    options.output_path = options.error_path = log_ = cluster_->folder() + "/copy.log";
+    copying_ = *ChildProcess::Start(options);
+    ASSERT_TRUE(Eventually(seconds(30), [&] { return !Unfinished().empty(); })) << ReadText(log_);
+  }
+  // Folders of copies that are not whole.
+  std::vector<std::string> Unfinished() const {
+    std::vector<std::string> found;
+    for (const auto& entry : EntriesUnder(store_->File("copies"))) {
+      const std::string name = entry.path().filename().string();
+      if (absl::StrContains(name, ".e") && absl::EndsWith(name, ".tmp")) {
+        found.push_back(name);
+      }
+    }
+    return found;
+  }
+
+  std::string log_;
+  std::unique_ptr<ChildProcess> copying_;
+};
+
+TEST_F(CopyLeftoversTest, WhatAKilledCopyLeftGoesWithTheNextOfAnyStep) {
+  RunInFolder();
+  const std::string url = store_->Url("copies");
+  ASSERT_EQ(store_->KillAndStart(), absl::OkStatus());
+  ASSERT_EQ(store_->Start({{"RAVEL_FAULTS", "store.finish@4:stall=1h"}}), absl::OkStatus());
+  StartCopy(PlainStep(30), url);
+  ASSERT_EQ(Unfinished().size(), 1u);
+  copying_->Kill();
+  ASSERT_EQ(store_->KillAndStart(), absl::OkStatus());
+  const RunResult next = Copy(PlainStep(25), url);
+  EXPECT_EQ(next.exit_code, 0) << next.err;
+  EXPECT_THAT(next.out, HasSubstr("which a killed copy left"));
+  EXPECT_THAT(next.out, HasSubstr("step-0000000030.e"));
+  EXPECT_THAT(Unfinished(), ::testing::IsEmpty());
+  EXPECT_TRUE(IsWhole(url + "/step-0000000025"));
+  EXPECT_EQ(Copy(PlainStep(30), url).exit_code, 0);
+  EXPECT_TRUE(IsWhole(url + "/step-0000000030"));
+}
+
+TEST_F(CopyLeftoversTest, ACopyThatIsUnderWayIsLeftAloneByOthers) {
+  RunInFolder();
+  const std::string url = store_->Url("copies");
+  ASSERT_EQ(store_->KillAndStart(), absl::OkStatus());
+  ASSERT_EQ(store_->Start({{"RAVEL_FAULTS", "store.finish@4:stall=8s"}}), absl::OkStatus());
+  StartCopy(PlainStep(30), url);
+  const RunResult other = Copy(PlainStep(25), url);
+  EXPECT_EQ(other.exit_code, 0) << other.err;
+  EXPECT_TRUE(copying_->Running()) << "it ended before the other came";
+  EXPECT_THAT(other.out, ::testing::Not(HasSubstr("removed")));
+  EXPECT_EQ(copying_->Wait(seconds(60)), 0) << ReadText(log_);
+  EXPECT_THAT(ReadText(log_), HasSubstr(" copied now"));
+  EXPECT_THAT(Unfinished(), ::testing::IsEmpty());
+  EXPECT_TRUE(IsWhole(url + "/step-0000000025"));
+  EXPECT_TRUE(IsWhole(url + "/step-0000000030"));
+}
+
+// Two of the same step: one makes it, and the other says so or that it is there.
+TEST_F(CopyLeftoversTest, TwoCopiesOfOneStepAtOnceEndWithThatStep) {
+  RunInFolder();
+  const std::string url = store_->Url("copies");
+  ASSERT_EQ(store_->KillAndStart(), absl::OkStatus());
+  ASSERT_EQ(store_->Start({{"RAVEL_FAULTS", "store.finish@4:stall=8s"}}), absl::OkStatus());
+  StartCopy(PlainStep(30), url);
+  const RunResult second = Copy(PlainStep(30), url);
+  const int first = copying_->Wait(seconds(60)).value_or(-1);
+  std::printf("second: %d %s%sfirst: %d %s",
+              second.exit_code,
+              second.out.c_str(),
+              second.err.c_str(),
+              first,
+              ReadText(log_).c_str());
+  EXPECT_EQ(second.exit_code, 0) << second.err;
+  EXPECT_EQ(first, 0) << ReadText(log_);
+  EXPECT_TRUE(IsWhole(url + "/step-0000000030"));
+}
+
+TEST_F(CopyLeftoversTest, OfManyCopiesOfOneStepIntoAFolderThoseThatLoseSaySo) {
+  RunInFolder();
+  for (int round = 0; round < 3; ++round) {
+    const std::string to = absl::StrCat(cluster_->folder(), "/into", round);
+    std::vector<std::unique_ptr<ChildProcess>> copies;
+    for (int i = 0; i < 4; ++i) {
+      ProcessOptions options;
+      options.arguments = {BinaryPath("ravelctl"), "checkpoints", "copy", PlainStep(30), to};
+      options.output_path = options.error_path = absl::StrCat(to, ".log", i);
+      copies.push_back(*ChildProcess::Start(options));
+    }
+    int good = 0;
+    for (size_t i = 0; i < copies.size(); ++i) {
+      const int code = copies[i]->Wait(seconds(60)).value_or(-1);
+      const std::string said = ReadText(absl::StrCat(to, ".log", i));
+      std::printf("%d %s", code, said.c_str());
+      good += code == 0 ? 1 : 0;
+      EXPECT_TRUE(code == 0 || absl::StrContains(said, "another copy of this step is under way"))
+          << said;
+    }
+    EXPECT_GE(good, 1);
+    EXPECT_TRUE(IsWhole(to + "/step-0000000030"));
+    EXPECT_TRUE(std::filesystem::is_empty(to + "/pins")) << "marks go with their copies";
+  }
 }
 
 TEST_F(RemoteStoreTest, OfTwoStepsThatRaceForANameOneIsThere) {

@@ -408,7 +408,11 @@ TEST_F(CheckpointsTest, ACopyThatWasCutOffGoesOnWithoutItsLeftovers) {
   EXPECT_THAT(std::string(cut.message()), HasSubstr("the same command goes on"));
   EXPECT_EQ(parts(), 0);
   // As a kill leaves it.
-  const std::string attempt = std::filesystem::directory_iterator(to)->path().string();
+  std::string attempt;
+  for (const auto& entry : std::filesystem::directory_iterator(to)) {
+    attempt = entry.path().extension() == ".tmp" ? entry.path().string() : attempt;
+  }
+  ASSERT_NE(attempt, "");
   std::ofstream(attempt + "/model/x.safetensors.0123456789abcdef.part") << "half";
   const absl::Status status = CopyCheckpoint({.from = Step(), .to = to}, out_);
   ASSERT_TRUE(status.ok()) << status;

@@ -1,7 +1,8 @@
 #pragma once
 
-// The paths of users that a job names, and what a look at them found. The coordinator asks with a
-// PathQuery, a node answers with PathFacts: the rules of job files know no file system.
+// The paths of users that a job names, its other needs of a node, and the findings of a look. The
+// coordinator asks with a PathQuery, a node answers with PathFacts: the rules of job files know no
+// file system.
 
 #include <cstdint>
 #include <string>
@@ -22,14 +23,32 @@ struct NamedPath {
   std::string path;
 };
 
+struct NeededVariable {
+  std::string name;
+  std::string secret = {};  // SECRET/KEY; empty: by value
+};
+
+// The needs of a job beside devices and paths: things that a node's operator grants.
+struct JobNeeds {
+  std::string namespace_name = {};
+  std::vector<NeededVariable> environment = {};
+  std::string network = {};            // empty: the node's own
+  std::vector<NamedPath> stores = {};  // that ask for the node's certificate: ravel://
+
+  bool empty() const { return environment.empty() && network.empty() && stores.empty(); }
+};
+
 struct PathQuery {
   std::vector<NamedPath> token_files = {};
   TokenFormat format = TokenFormat::kAuto;
   NamedPath tokenizer = {};        // no path: not asked
   NamedPath model_directory = {};  // no path: not asked
+  // Asked of nodes alone: a look on another machine passes them over.
+  JobNeeds needs = {};
 
   bool empty() const {
-    return token_files.empty() && tokenizer.path.empty() && model_directory.path.empty();
+    return token_files.empty() && tokenizer.path.empty() && model_directory.path.empty() &&
+           needs.empty();
   }
 };
 
@@ -54,6 +73,10 @@ struct PathFacts {
   // there then. Empty: all paths answered.
   std::string silent_field = {};
   std::string silence = {};
+  // The field of the job file, below `spec`, that the node cannot serve, and why. The other facts
+  // are not there then. Empty: it serves all needs.
+  std::string refused_field = {};
+  std::string refusal = {};
 };
 
 }  // namespace ravel

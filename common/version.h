@@ -13,9 +13,11 @@ struct ProtocolRange {
   int64_t oldest = 0;  // 0: only the newest
   int64_t newest = 0;
 };
-inline constexpr ProtocolRange kFleetProtocols{1, 2};
+inline constexpr ProtocolRange kFleetProtocols{1, 3};
 // The first in which a node looks at paths for the coordinator (Look).
 inline constexpr int64_t kLookProtocol = 2;
+// The first in which it also says whether it serves the needs of a job (Look.needs).
+inline constexpr int64_t kNeedsProtocol = 3;
 
 // The newest that both speak; 0: none.
 constexpr int64_t AgreedProtocol(ProtocolRange one, ProtocolRange other) {

@@ -136,6 +136,8 @@ absl::StatusOr<LookResult> ReadLook(const v1::LookResult& message) {
   RETURN_IF_ERROR(CheckLookText("model_error", message.model_error()));
   RETURN_IF_ERROR(CheckLookText("silent_field", message.silent_field()));
   RETURN_IF_ERROR(CheckLookText("silence", message.silence()));
+  RETURN_IF_ERROR(CheckLookText("refused_field", message.refused_field()));
+  RETURN_IF_ERROR(CheckLookText("refusal", message.refusal()));
   LookResult result{.look_id = message.look_id(), .refused = message.refused()};
   for (const v1::TokenFileFacts& file : message.token_files()) {
     RETURN_IF_ERROR(CheckLookText("token_files.error", file.error()));
@@ -153,6 +155,8 @@ absl::StatusOr<LookResult> ReadLook(const v1::LookResult& message) {
   result.facts.model = {message.model_error(), message.model_config(), message.model_weights()};
   result.facts.silent_field = message.silent_field();
   result.facts.silence = message.silence();
+  result.facts.refused_field = message.refused_field();
+  result.facts.refusal = message.refusal();
   return result;
 }
 
@@ -169,6 +173,20 @@ void WriteLook(const Look& look, v1::Look* message) {
   }
   write(look.query.tokenizer, message->mutable_tokenizer());
   write(look.query.model_directory, message->mutable_model_directory());
+  const JobNeeds& needs = look.query.needs;
+  if (needs.empty()) {
+    return;
+  }
+  message->mutable_needs()->set_namespace_(needs.namespace_name);
+  message->mutable_needs()->set_network(needs.network);
+  for (const NeededVariable& variable : needs.environment) {
+    v1::NeededVariable& added = *message->mutable_needs()->add_environment();
+    added.set_name(variable.name);
+    added.set_secret(variable.secret);
+  }
+  for (const NamedPath& store : needs.stores) {
+    write(store, message->mutable_needs()->add_stores());
+  }
 }
 
 void WriteStart(const Launch& launch, const StartTrainer& start, v1::StartTrainer* message) {

@@ -1,10 +1,12 @@
-// JobRules: what a job wants of nodes beside devices and paths. Which names, secrets and networks a
-// node has is its operator's to say, and found when trainers start (worker/daemon/launch_settings).
+// JobRules: the needs of a job beside devices and paths. Names, secrets and networks that a node
+// has are its operator's to say: nodes are asked at a submission (job_looks_proto) and refuse at a
+// launch (worker/daemon/launch_settings_proto).
 
 #include <algorithm>
 #include <set>
 
 #include <absl/strings/ascii.h>
+#include <absl/strings/match.h>
 #include <absl/strings/str_cat.h>
 
 #include "common/job_environment.h"
@@ -69,6 +71,21 @@ void JobRules::CheckCommunication() {
          QuotedOrNothing(network));
   }
   spec().network = network;
+}
+
+JobNeeds NeedsOf(const CanonicalJob& job) {
+  JobNeeds needs{.namespace_name = job.spec.namespace_name, .network = job.spec.network};
+  for (const plan::EnvironmentVariable& variable : job.spec.environment) {
+    needs.environment.push_back({variable.name, variable.secret});
+  }
+  const plan::CheckpointSpec& checkpoint = job.spec.checkpoint;
+  for (const NamedPath& store : {NamedPath{"checkpoint.store", checkpoint.store},
+                                 NamedPath{"checkpoint.resumeFrom", checkpoint.resume_from}}) {
+    if (absl::StartsWith(store.path, "ravel://")) {
+      needs.stores.push_back(store);
+    }
+  }
+  return needs;
 }
 
 }  // namespace ravel

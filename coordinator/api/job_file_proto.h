@@ -74,6 +74,8 @@ CanonicalJob Canonicalize(const v1::TrainingJob& job, const CanonicalizeOptions&
 // The paths that a job names, as far as they are absolute, from what Canonicalize without facts has
 // made of it.
 PathQuery PathsOf(const CanonicalJob& job);
+// Its other needs of a node, likewise.
+JobNeeds NeedsOf(const CanonicalJob& job);
 
 // Gives violations the positions of their fields (or of the nearest parent that has one) and sorts
 // them by position.

@@ -7,6 +7,7 @@
 #include <functional>
 #include <set>
 #include <string>
+#include <vector>
 
 #include "common/status.h"
 #include "coordinator/access/namespace_roots.h"
@@ -19,8 +20,14 @@ namespace ravel::coordinator {
 class JobController;
 
 struct JobLookLimits {
+  int64_t needs_ms = 4'000;  // for the needs beside paths, on all nodes at once
   int64_t node_ms = 20'000;  // for all paths, on one node
-  int64_t all_ms = 26'000;   // with a second node; below what ravelctl waits for an answer
+  int64_t all_ms = 26'000;   // for all of it; below what ravelctl waits for an answer
+};
+
+struct LookedJob {
+  CanonicalJob job;
+  std::set<std::string> refusing = {};  // nodes that would refuse its launch, while others may not
 };
 
 // Thread-safe.
@@ -36,12 +43,33 @@ class JobLooks {
   // The job with its defaults and all that is wrong with it or with its paths, as a node sees them;
   // another node is asked once if that one or a path there does not answer. Without a node that
   // answers: a warning, or Unavailable when there is model.from, whose config.json no plan can do
-  // without. Blocks; Cancelled soon after `gone` says that nobody waits for it.
-  absl::StatusOr<CanonicalJob> Look(const v1::TrainingJob& job, const std::function<bool()>& gone);
+  // without. A variable, secret or network that no node gives is a violation too; that some node
+  // does not give is a warning, and so is silence. Blocks; Cancelled soon after `gone` says that
+  // nobody waits for it.
+  absl::StatusOr<LookedJob> Look(const v1::TrainingJob& job, const std::function<bool()>& gone);
 
  private:
-  LookAnswer AskNodes(const PathQuery& query, bool cpu_devices, const std::function<bool()>& gone);
-  LookAnswer Ask(LookWish wish, const std::function<bool()>& gone);
+  using Gone = std::function<bool()>;
+  // All nodes' answers about a job's needs beside paths.
+  struct NeedsFindings {
+    std::vector<JobViolation> violations = {};
+    std::vector<std::string> warnings = {};
+    std::set<std::string> refusing = {};  // as LookedJob
+  };
+  absl::StatusOr<NeedsFindings> AskForNeeds(const CanonicalJob& job, const Gone& gone);
+  struct Asker {
+    int64_t end_ms = 0;  // monotonic: it waits no longer
+    const Gone& gone;
+  };
+  // `bare`: the job without facts.
+  absl::StatusOr<CanonicalJob> LookAtPaths(const v1::TrainingJob& job,
+                                           CanonicalJob bare,
+                                           LookWish wish,
+                                           const Asker& asker);
+  LookAnswer AskNodes(LookWish wish, const Asker& asker);
+  LookAnswer Ask(LookWish wish, const Gone& gone);
+  // At least one answer; the last is not OK where some are missing.
+  std::vector<LookAnswer> AskAll(LookWish wish, const Gone& gone);
 
   Executor* const strand_;
   JobController* const controller_;

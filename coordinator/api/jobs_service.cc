@@ -170,7 +170,7 @@ MemoryFit JobsService::FitSizes(Context* context,
   return fit;
 }
 
-absl::StatusOr<CanonicalJob> JobsService::Look(Context* context, const v1::TrainingJob& job) {
+absl::StatusOr<LookedJob> JobsService::Look(Context* context, const v1::TrainingJob& job) {
   return looks_.Look(Named(job), [context] { return context->IsCancelled(); });
 }
 
@@ -199,12 +199,12 @@ void JobsService::Admit(Context* context,
                         Unary* reactor,
                         const std::string& hash,
                         const DeviceInventory& inventory) {
-  absl::StatusOr<CanonicalJob> looked = Look(context, request->job());
+  absl::StatusOr<LookedJob> looked = Look(context, request->job());
   if (!looked.ok()) {
     reactor->Finish(ToGrpc(looked.status()));
     return;
   }
-  CanonicalJob& job = *looked;
+  CanonicalJob& job = looked->job;
   if (!job.ok()) {
     reactor->Finish(ToGrpc(ViolationStatus(context, job.job.metadata().name(), job.violations)));
     return;
@@ -225,7 +225,7 @@ void JobsService::Admit(Context* context,
   for (const std::string& warning : job.warnings) {
     response->add_warnings(warning);
   }
-  SubmitDraft draft{request->request_id(), hash, JobRecord()};
+  SubmitDraft draft{request->request_id(), hash, JobRecord(), std::move(looked->refusing)};
   draft.record.uid = checkpoints.uid;
   draft.record.namespace_name = job.spec.namespace_name;
   draft.record.name = job.spec.name;
@@ -269,13 +269,20 @@ grpc::ServerUnaryReactor* JobsService::ValidateJob(Context* context,
                                                    const v1::ValidateJobRequest* request,
                                                    v1::ValidateJobResponse* response) {
   Unary* reactor = context->DefaultReactor();
+  // Nodes tell which secrets a namespace has, and what lies beneath its roots.
+  if (const absl::Status caller =
+          CheckCaller(parts_.access, *context, request->job().metadata().namespace_());
+      !caller.ok()) {
+    reactor->Finish(ToGrpc(caller));
+    return reactor;
+  }
   Plan(context, reactor, "a validation", [this, context, request, response, reactor] {
-    absl::StatusOr<CanonicalJob> looked = Look(context, request->job());
+    absl::StatusOr<LookedJob> looked = Look(context, request->job());
     if (!looked.ok()) {
       reactor->Finish(ToGrpc(looked.status()));
       return;
     }
-    CanonicalJob& job = *looked;
+    CanonicalJob& job = looked->job;
     if (job.ok()) {
       const absl::Status fits = PlanSizes(context, job.spec);
       if (absl::IsCancelled(fits) || absl::IsDeadlineExceeded(fits)) {

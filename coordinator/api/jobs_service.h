@@ -134,8 +134,8 @@ class JobsService : public v1::Jobs::CallbackService {
                 Unary* reactor,
                 const RetryDraft& draft);
 
-  // The job with its name and defaults and all that is wrong with it or with its paths.
-  absl::StatusOr<CanonicalJob> Look(Context* context, const v1::TrainingJob& job);
+  // The job with its name and defaults and all that is wrong with it, with its paths or for nodes.
+  absl::StatusOr<LookedJob> Look(Context* context, const v1::TrainingJob& job);
   // Plans each allowed size; an error says which size cannot be planned, and why.
   absl::Status PlanSizes(Context* context, const plan::JobSpec& spec);
   // As PlanSizes, and checks that a device that is here can hold one of the sizes.

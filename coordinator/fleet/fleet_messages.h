@@ -243,7 +243,7 @@ struct Rejected {
 struct ForgetJob {
   std::string job_uid;
 };
-// Before a job is accepted: what is at these paths?
+// Before a job is accepted: what is at these paths, and would its other needs be served?
 struct Look {
   int64_t look_id = 0;
   PathQuery query = {};

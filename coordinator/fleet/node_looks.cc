@@ -1,7 +1,8 @@
-// Spreads looks at paths over nodes. A look goes to the node of the right kind that has the fewest;
-// it waits when all are busy and is given up at its deadline, or when its node or its asker is
-// gone. Answers are matched by id and stream, and ids are unique over coordinator processes, so an
-// answer to a predecessor's question cannot be taken for one of ours.
+// Spreads looks at paths over nodes. A look goes to the node of the right kind that has the fewest,
+// or, as one part for each, to all of them; it waits when all are busy and is given up at its
+// deadline, or when its node or its asker is gone. Answers are matched by id and stream, and ids
+// are unique over coordinator processes, so an answer to a predecessor's question cannot be taken
+// for one of ours.
 
 #include "coordinator/fleet/node_looks.h"
 
@@ -21,10 +22,14 @@ bool HasDevice(const NodeRecord& node, bool cpu) {
                      [cpu](const DeviceFacts& device) { return (device.kind == "cpu") == cpu; });
 }
 
-// A daemon of an older release does not know the message.
-bool Looks(const NodeRecord& node) {
+// A daemon of an older release does not know the message, or not the needs in it.
+bool Understands(const NodeRecord& node, const LookWish& wish) {
   return AgreedProtocol(kFleetProtocols, {node.facts.oldest_protocol, node.facts.protocol}) >=
-         kLookProtocol;
+         (wish.query.needs.empty() ? kLookProtocol : kNeedsProtocol);
+}
+
+bool IsHere(const NodeRecord& node) {
+  return node.stream.has_value() && !node.IsGone();
 }
 
 absl::Status NobodyHere(const LookWish& wish) {
@@ -38,17 +43,15 @@ bool Wanted(const LookWish& wish) {
 
 }  // namespace
 
-const NodeRecord* NodeLooks::Choose(const LookWish& wish,
-                                    const Membership& members,
-                                    bool* any) const {
+void NodeLooks::Part::Answer(absl::Status status, const std::string& from, PathFacts facts) const {
+  wish.done({std::move(status), from, std::move(facts), answers, unasked});
+}
+
+const NodeRecord* NodeLooks::Choose(const Part& part, const Membership& members, bool* any) const {
   const NodeRecord* best = nullptr;
   int64_t fewest = kMaxOfNode;
   *any = false;
-  for (const auto& [id, node] : members.nodes()) {
-    if (!node.TakesWork() || !Looks(node) || !HasDevice(node, wish.cpu_devices) ||
-        wish.but_not.contains(id)) {
-      continue;
-    }
+  const auto consider = [&](const std::string& id, const NodeRecord& node) {
     *any = true;
     const auto found = of_node_.find(id);
     const int64_t looks = found == of_node_.end() ? 0 : found->second;
@@ -56,20 +59,64 @@ const NodeRecord* NodeLooks::Choose(const LookWish& wish,
       fewest = looks;
       best = &node;
     }
+  };
+  if (!part.node_id.empty()) {
+    const NodeRecord* const node = members.Find(part.node_id);
+    if (node != nullptr && IsHere(*node) && Understands(*node, part.wish)) {
+      consider(part.node_id, *node);
+    }
+    return best;
+  }
+  for (const auto& [id, node] : members.nodes()) {
+    if (node.TakesWork() && Understands(node, part.wish) &&
+        HasDevice(node, part.wish.cpu_devices) && !part.wish.but_not.contains(id)) {
+      consider(id, node);
+    }
   }
   return best;
 }
 
+std::vector<NodeLooks::Part> NodeLooks::PartsOf(LookWish wish,
+                                                const Membership& members,
+                                                bool await_nodes) {
+  if (!wish.each) {
+    return {{std::move(wish)}};
+  }
+  std::vector<std::string> nodes;
+  int64_t unasked = await_nodes ? 1 : 0;
+  for (const auto& [id, node] : members.nodes()) {
+    if (!IsHere(node) || !HasDevice(node, wish.cpu_devices) || wish.but_not.contains(id)) {
+      continue;
+    }
+    if (Understands(node, wish) && nodes.size() < kMaxEach) {
+      nodes.push_back(id);
+    } else {
+      ++unasked;
+    }
+  }
+  if (nodes.empty()) {  // the first that comes is asked, or none
+    return {{.wish = std::move(wish), .unasked = unasked}};
+  }
+  std::vector<Part> parts;
+  for (std::string& id : nodes) {
+    parts.push_back({wish, std::move(id), std::ssize(nodes), unasked});
+  }
+  return parts;
+}
+
 void NodeLooks::Add(LookWish wish, const Membership& members, bool await_nodes, int64_t now_ms) {
-  bool any = false;
-  Choose(wish, members, &any);
-  if (!any && !await_nodes) {
-    wish.done({NobodyHere(wish)});
-  } else if (waiting_.size() >= kMaxWaiting) {
-    wish.done({absl::ResourceExhaustedError("too many looks at paths wait for a node")});
-  } else {
-    const int64_t due_ms = now_ms + wish.limit_ms + GraceMs(wish.limit_ms);
-    waiting_.push_back({std::move(wish), due_ms});
+  const bool full = waiting_.size() >= kMaxWaiting;
+  for (Part& part : PartsOf(std::move(wish), members, await_nodes)) {
+    bool any = false;
+    Choose(part, members, &any);
+    if (!any && !await_nodes) {
+      part.Answer(NobodyHere(part.wish));
+    } else if (full) {
+      part.Answer(absl::ResourceExhaustedError("too many looks at paths wait for a node"));
+    } else {
+      const int64_t limit_ms = part.wish.limit_ms;
+      waiting_.push_back({std::move(part), now_ms + limit_ms + GraceMs(limit_ms)});
+    }
   }
 }
 
@@ -81,33 +128,33 @@ void NodeLooks::OnResult(StreamId stream, const LookResult& result) {
   const Open open = std::move(found->second);
   open_.erase(found);
   --of_node_[open.node_id];
-  if (!Wanted(open.wish)) {
+  if (!Wanted(open.part.wish)) {
     return;
   }
-  LookAnswer answer{absl::OkStatus(), open.node_id, result.facts};
+  absl::Status status;
   if (!result.refused.empty()) {
-    answer.status =
-        absl::UnavailableError(absl::StrCat("node ", open.node_id, ": ", result.refused));
-  } else if (result.facts.silent_field.empty() &&
-             result.facts.token_files.size() != open.wish.query.token_files.size()) {
-    answer.status =
+    status = absl::UnavailableError(absl::StrCat("node ", open.node_id, ": ", result.refused));
+  } else if (result.facts.silent_field.empty() && result.facts.refused_field.empty() &&
+             result.facts.token_files.size() != open.part.wish.query.token_files.size()) {
+    status =
         absl::UnavailableError(absl::StrCat("node ", open.node_id, " answered another question"));
   }
-  open.wish.done(std::move(answer));
+  open.part.Answer(std::move(status), open.node_id, result.facts);
 }
 
 void NodeLooks::GiveUpWaiting(const Membership& members, bool await_nodes, int64_t now_ms) {
   std::erase_if(waiting_, [&](Waiting& waiting) {
-    if (!Wanted(waiting.wish)) {
+    const Part& part = waiting.part;
+    if (!Wanted(part.wish)) {
       return true;
     }
     bool any = false;
-    Choose(waiting.wish, members, &any);
+    Choose(part, members, &any);
     if ((any || await_nodes) && now_ms < waiting.due_ms) {
       return false;
     }
-    waiting.wish.done({any ? absl::UnavailableError("all nodes are busy with other looks at paths")
-                           : NobodyHere(waiting.wish)});
+    part.Answer(any ? absl::UnavailableError("all nodes are busy with other looks at paths")
+                    : NobodyHere(part.wish));
     return true;
   });
 }
@@ -117,17 +164,17 @@ void NodeLooks::GiveUpOpen(const Membership& members, int64_t now_ms) {
     const Open& open = entry.second;
     const NodeRecord* node = members.Find(open.node_id);
     const bool gone = node == nullptr || node->stream != open.stream || node->IsGone();
-    const bool wanted = Wanted(open.wish);
+    const bool wanted = Wanted(open.part.wish);
     if (wanted && !gone && now_ms < open.due_ms) {
       return false;
     }
     --of_node_[open.node_id];
     if (wanted) {
-      open.wish.done({absl::UnavailableError(absl::StrCat("node ",
-                                                          open.node_id,
-                                                          gone ? " went away" : " did not answer",
-                                                          " while it looked at the paths")),
-                      open.node_id});
+      open.part.Answer(absl::UnavailableError(absl::StrCat("node ",
+                                                           open.node_id,
+                                                           gone ? " went away" : " did not answer",
+                                                           " while it looked at the paths")),
+                       open.node_id);
     }
     return true;
   });
@@ -142,16 +189,16 @@ std::vector<LookOrder> NodeLooks::Advance(const Membership& members,
   std::vector<LookOrder> orders;
   for (auto next = waiting_.begin(); next != waiting_.end();) {
     bool any = false;
-    const NodeRecord* node = Choose(next->wish, members, &any);
+    const NodeRecord* node = Choose(next->part, members, &any);
     if (node == nullptr) {
       ++next;
       continue;
     }
     const int64_t id = ++last_id_;
-    const int64_t limit_ms = next->wish.limit_ms;
-    orders.push_back({*node->stream, {id, next->wish.query, limit_ms}});
+    const int64_t limit_ms = next->part.wish.limit_ms;
+    orders.push_back({*node->stream, {id, next->part.wish.query, limit_ms}});
     ++of_node_[node->facts.node_id];
-    open_[id] = {std::move(next->wish),
+    open_[id] = {std::move(next->part),
                  now_ms + limit_ms + GraceMs(limit_ms),
                  node->facts.node_id,
                  *node->stream};

@@ -25,14 +25,20 @@ struct LookAnswer {
   absl::Status status;
   std::string node_id = {};  // that was asked; empty: none
   PathFacts facts = {};
+  int64_t answers = 1;  // of this wish, this one included
+  // Nodes that were not asked although the wish is for each: of an older release, beyond
+  // kMaxEach, or on their way back.
+  int64_t unasked = 0;
 };
 
 struct LookWish {
   PathQuery query = {};
-  bool cpu_devices = true;                    // of the job: a node with such devices is asked
-  std::set<std::string> but_not = {};         // nodes that were asked before
+  bool cpu_devices = true;             // of the job: a node with such devices is asked
+  std::set<std::string> but_not = {};  // nodes that are not asked
+  // Asks each node that is here, also one that takes no work now; `done` is called for each.
+  bool each = false;
   int64_t limit_ms = 0;                       // for all paths; the node is given up a little later
-  std::function<void(LookAnswer)> done = {};  // once, from a call of NodeLooks
+  std::function<void(LookAnswer)> done = {};  // once for each answer, from a call of NodeLooks
   // False: whoever asked is gone; `done` is not called then.
   std::function<bool()> wanted = {};
 };
@@ -47,7 +53,8 @@ struct LookOrder {
 class NodeLooks {
  public:
   static constexpr std::size_t kMaxWaiting = 256;
-  static constexpr int64_t kMaxOfNode = 8;  // at once
+  static constexpr int64_t kMaxOfNode = 8;      // at once
+  static constexpr std::size_t kMaxEach = 256;  // nodes that one wish asks
   // Beyond a look's limit, for its messages.
   static constexpr int64_t GraceMs(int64_t limit_ms) { return limit_ms / 10; }
 
@@ -64,18 +71,28 @@ class NodeLooks {
   std::vector<LookOrder> Advance(const Membership& members, bool await_nodes, int64_t now_ms);
 
  private:
-  struct Waiting {
+  // One of the answers to a wish.
+  struct Part {
     LookWish wish;
+    std::string node_id = {};  // that has to give it; empty: any of the right kind
+    int64_t answers = 1;
+    int64_t unasked = 0;
+
+    void Answer(absl::Status status, const std::string& from = {}, PathFacts facts = {}) const;
+  };
+  struct Waiting {
+    Part part;
     int64_t due_ms = 0;
   };
   struct Open {
-    LookWish wish;
+    Part part;
     int64_t due_ms = 0;
     std::string node_id;
     StreamId stream = 0;
   };
   // The node with the fewest looks, or null; `any`: some node could be asked if it had time.
-  const NodeRecord* Choose(const LookWish& wish, const Membership& members, bool* any) const;
+  const NodeRecord* Choose(const Part& part, const Membership& members, bool* any) const;
+  static std::vector<Part> PartsOf(LookWish wish, const Membership& members, bool await_nodes);
   void GiveUpWaiting(const Membership& members, bool await_nodes, int64_t now_ms);
   void GiveUpOpen(const Membership& members, int64_t now_ms);
 

@@ -199,8 +199,8 @@ class JobController {
     JobRun run;
     JobProgress progress;
     AvoidSet avoided;
-    std::set<std::string> lacking;    // nodes that have not what the job names
-    std::set<std::string> too_small;  // nodes whose data cache never holds the job's data
+    std::set<std::string> lacking;  // nodes that have not what the job names
+    std::set<std::string> unfit;    // nodes with too small a data cache, or SubmitDraft::unfit
     SaveCoordinator saves;
     SaveCounts save_counts;    // of saves_: whoever changes these counts them again
     int64_t skip_told_ms = 0;  // wall time of the newest SaveSkipped event
@@ -287,7 +287,7 @@ class JobController {
   void LookAt(Entry& entry, int64_t now_ms);
   void Settle(Entry& entry, const SaveRecord& save);
   absl::Status CheckDraft(const SubmitDraft& draft) const;
-  JobView AcceptDraft(const JobRecord& record);
+  JobView AcceptDraft(const JobRecord& record, const std::set<std::string>& unfit);
   // Runs calls of the job's checkpoint store: a store that hangs holds up its own jobs only.
   Executor* StorePool(const plan::JobSpec& spec, StoreWork kind) const {
     return parts_.pools == nullptr ? parts_.pool

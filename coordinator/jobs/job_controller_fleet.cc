@@ -111,7 +111,7 @@ void JobController::OnNewIncarnation(const HelloMessage& hello) {
   std::erase_if(launches_,
                 [&hello](const auto& sent) { return sent.second.node_id == hello.node_id; });
   for (auto& [uid, entry] : entries_) {
-    entry.too_small.erase(hello.node_id);  // its daemon may have a larger cache now
+    entry.unfit.erase(hello.node_id);  // its daemon may have other flags now
   }
   SaveRow(hello.node_id, "its registration");
   log::Info(

@@ -17,7 +17,7 @@ namespace ravel::coordinator {
 
 std::set<std::string> JobController::ShunnedNodes(const Entry& entry) const {
   std::set<std::string> nodes = entry.avoided.Nodes(kShunned, parts_.clock->MonotonicMs());
-  nodes.insert(entry.too_small.begin(), entry.too_small.end());
+  nodes.insert(entry.unfit.begin(), entry.unfit.end());
   return nodes;
 }
 
@@ -26,11 +26,11 @@ std::set<std::string> JobController::ShunnedNodes(const Entry& entry) const {
 std::set<std::string> JobController::AvoidedNodes(const Entry& entry) const {
   const int64_t now_ms = parts_.clock->MonotonicMs();
   const plan::JobSpec& spec = entry.record.spec;
-  // A cache that is too small stays so. Where no other node can hold the data the job goes there
-  // all the same, to end with that refusal.
+  // A cache that is too small stays so, as do the flags by which a node refused the job. Where no
+  // other node can run it the job goes there all the same, to end with that refusal.
   std::set<std::string> never;
-  if (!entry.too_small.empty() && FitsElsewhere(entry, "")) {
-    never = entry.too_small;
+  if (!entry.unfit.empty() && FitsElsewhere(entry, "")) {
+    never = entry.unfit;
   }
   const auto size_without = [&](const std::set<std::string>& nodes) {
     return ChooseSize(spec, scheduler_.Free(ShapeOf(spec, nodes)));
@@ -57,7 +57,7 @@ bool JobController::FitsElsewhere(const Entry& entry, const std::string& node_id
   const plan::JobSpec& spec = entry.record.spec;
   std::map<std::string, int64_t> hosts;
   for (const auto& [id, node] : membership_.nodes()) {
-    if (id == node_id || entry.lacking.contains(id) || entry.too_small.contains(id) ||
+    if (id == node_id || entry.lacking.contains(id) || entry.unfit.contains(id) ||
         !node.TakesWork()) {
       continue;
     }
@@ -81,7 +81,7 @@ std::string JobController::ReasonOfRefusal(Entry& entry,
     return "StartFailed";
   }
   if (said == "DataCacheTooSmall") {
-    entry.too_small.insert(node_id);
+    entry.unfit.insert(node_id);
     return FitsElsewhere(entry, node_id) ? said : "DataCachesTooSmall";
   }
   if (said != "DataError" && said != "EnvironmentRefused") {

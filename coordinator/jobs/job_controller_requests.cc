@@ -86,15 +86,16 @@ void JobController::Submit(SubmitDraft draft, Answer<JobView> answer) {
   change->jobs.push_back(std::move(job));
   being_written_[request];
   being_written_[name];
-  Persist(change, [this, change, request, name, answer](const absl::Status& status) {
-    answer(status.ok() ? absl::StatusOr<JobView>(AcceptDraft(change->jobs.back())) : status);
+  Persist(change, [=, this, unfit = draft.unfit](const absl::Status& status) {
+    answer(status.ok() ? absl::StatusOr<JobView>(AcceptDraft(change->jobs.back(), unfit)) : status);
     EndWriting(request);
     EndWriting(name);
   });
 }
 
-JobView JobController::AcceptDraft(const JobRecord& record) {
+JobView JobController::AcceptDraft(const JobRecord& record, const std::set<std::string>& unfit) {
   Entry& entry = AddEntry(record);
+  entry.unfit = unfit;
   shown_version_ = std::max(shown_version_, record.resource_version);
   SyncSchedule(entry);
   log::Info(absl::StrCat("job ", entry.record.name, ": submitted as ", entry.record.uid));
@@ -170,7 +171,7 @@ void JobController::Retry(const JobKey& key, const RetryDraft& draft, Answer<Job
     job.run = JobRun();
     job.avoided = AvoidSet();
     job.lacking.clear();
-    job.too_small.clear();
+    job.unfit.clear();
     job.held = {-1, 0, 0};
   };
   Ask(entries_.at(uid), std::move(step), draft.request_id, [=, this](const absl::Status& status) {

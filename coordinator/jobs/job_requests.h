@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <functional>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -38,6 +39,8 @@ struct SubmitDraft {
   std::string request_id;
   std::string hash;
   JobRecord record;  // names, canonical, planned, spec
+  // Nodes that would refuse its launch: they are used only where no others can run it.
+  std::set<std::string> unfit = {};
 };
 
 // A request about a job. Two of one id must be equal in verb and detail.

@@ -1,5 +1,6 @@
 // Variables and secrets of jobs, with the real programs: a secret's text reaches the environment of
-// trainers and nothing else; what a node does not allow ends the job and is named.
+// trainers and nothing else; a job that no node serves is refused, one that some node serves goes
+// there.
 
 #include <filesystem>
 #include <fstream>
@@ -91,15 +92,16 @@ class JobEnvironmentE2eTest : public ::testing::Test {
     }
     return all;
   }
-  // The message of a job that failed because a node refused what it asks for.
-  std::string Refused(const TinyJob& job) const {
-    EXPECT_EQ(cluster_->Submit(job), absl::OkStatus());
-    const absl::StatusOr<JobView> end = cluster_->WaitForEnd(job.name, seconds(60));
-    EXPECT_TRUE(end.ok()) << end.status();
-    EXPECT_EQ(end->state, "FAILED") << cluster_->Report(job.name);
-    EXPECT_EQ(end->reason, "EnvironmentRefused");
-    EXPECT_EQ(end->step, 0);
-    return end->message;
+  // ravelctl's words about a job that no node runs.
+  std::string Refused(const TinyJob& job, bool dry_run = false) const {
+    WriteText(At("job.yaml"), ToYaml(job));
+    std::vector<std::string> words = {"submit", "-f", At("job.yaml")};
+    if (dry_run) {
+      words.emplace_back("--dry-run=server");
+    }
+    const RunResult refused = cluster_->Ctl(words);
+    EXPECT_EQ(refused.exit_code, 2) << refused.out;
+    return refused.err;
   }
 
   const std::string text_ = absl::StrCat("text-", RandomHex(16));
@@ -133,27 +135,74 @@ TEST_F(JobEnvironmentE2eTest, ASecretReachesTheTrainersEnvironmentAndNothingElse
   EXPECT_THAT(told, HasSubstr("team/key"));
 }
 
-TEST_F(JobEnvironmentE2eTest, WhatANodeDoesNotAllowOrLacksEndsTheJobByFieldAndNode) {
-  EXPECT_THAT(Refused(Job("absent", "{name: MY_KEY, secret: team/none}")),
-              ::testing::AllOf(HasSubstr("node w0"),
-                               HasSubstr("environment[0].secret"),
+TEST_F(JobEnvironmentE2eTest, WhatNoNodeAllowsOrHasIsRefusedByFieldAndNode) {
+  const TinyJob absent = Job("absent", "{name: MY_KEY, secret: team/none}");
+  EXPECT_THAT(Refused(absent),
+              ::testing::AllOf(HasSubstr("spec.environment[0].secret: node w0: "),
                                HasSubstr("team/none of namespace default")));
+  EXPECT_THAT(Refused(absent, true), HasSubstr("spec.environment[0].secret: node w0: "));
   EXPECT_THAT(Refused(Job("name", "{name: THEIR_KEY, value: x}")),
-              ::testing::AllOf(HasSubstr("node w0"), HasSubstr("environment[0].name: THEIR_KEY")));
+              HasSubstr("spec.environment[0].name: node w0: THEIR_KEY"));
   fs::create_symlink("../../other/team/key", secrets_.path() + "/default/team/link");
-  const std::string link = Refused(Job("link", "{name: MY_KEY, secret: team/link}"));
-  EXPECT_THAT(link, HasSubstr("leads out of"));
-  EXPECT_THAT(Told("link"), Not(HasSubstr(other_)));
+  EXPECT_THAT(Refused(Job("link", "{name: MY_KEY, secret: team/link}")), HasSubstr("leads out of"));
   TinyJob network = Job("network", "");
   network.more_spec = "  communication: {network: fast}\n";
   EXPECT_THAT(Refused(network),
-              ::testing::AllOf(HasSubstr("node w0"), HasSubstr("communication.network")));
-  WriteText(At("job.yaml"), ToYaml(Job("up", "{name: MY_KEY, secret: ../other/team/key}")));
-  const RunResult up = cluster_->Ctl({"submit", "-f", At("job.yaml")});
-  EXPECT_EQ(up.exit_code, 2) << up.out;
-  EXPECT_THAT(up.err, HasSubstr("spec.environment[0].secret"));
+              HasSubstr("spec.communication.network: node w0: this node has no network 'fast'"));
+  EXPECT_THAT(Refused(Job("up", "{name: MY_KEY, secret: ../other/team/key}")),
+              HasSubstr("spec.environment[0].secret"));
+  const RunResult list = cluster_->Ctl({"get", "-o", "json"});
+  EXPECT_THAT(list.out, Not(HasSubstr("MY_KEY"))) << "nothing was accepted";
   EXPECT_THAT(FilesWith(text_), ::testing::IsEmpty());
   EXPECT_THAT(FilesWith(other_), ::testing::IsEmpty());
+}
+
+TEST_F(JobEnvironmentE2eTest, ASecretThatGoesBeforeTheLaunchEndsTheJobByFieldAndNode) {
+  cluster_->HoldTrainersAt(3);
+  ASSERT_EQ(cluster_->Submit(Job("first", "")), absl::OkStatus());
+  ASSERT_EQ(cluster_->WaitForStep("first", 2, seconds(60)), absl::OkStatus());
+  ASSERT_EQ(cluster_->Submit(Job("second", "{name: MY_KEY, secret: team/key}")), absl::OkStatus());
+  fs::remove(secrets_.path() + "/default/team/key");
+  cluster_->LetTrainersGo();
+  const absl::StatusOr<JobView> end = cluster_->WaitForEnd("second", seconds(60));
+  ASSERT_TRUE(end.ok()) << end.status();
+  EXPECT_EQ(end->state, "FAILED") << cluster_->Report("second");
+  EXPECT_EQ(end->reason, "EnvironmentRefused");
+  EXPECT_EQ(end->step, 0);
+  EXPECT_THAT(end->message,
+              ::testing::AllOf(HasSubstr("node w0"),
+                               HasSubstr("environment[0].secret"),
+                               HasSubstr("team/key of namespace default")));
+}
+
+TEST_F(JobEnvironmentE2eTest, AJobWaitsForANodeThatServesIt) {
+  cluster_->SetWorkerFlags({"--read-root",
+                            At("data"),
+                            "--write-root",
+                            At("stores"),
+                            "--secrets-root",
+                            secrets_.path(),
+                            "--network",
+                            "fast=lo"});
+  ASSERT_EQ(cluster_->StartWorkers(2, cluster_->HoldFaults()), absl::OkStatus());
+  cluster_->HoldTrainersAt(3);
+  TinyJob job = Job("first", "");
+  job.more_spec = "  communication: {network: fast}\n";
+  WriteText(At("job.yaml"), ToYaml(job));
+  const RunResult submitted = cluster_->Ctl({"submit", "-f", At("job.yaml")});
+  ASSERT_EQ(submitted.exit_code, 0) << submitted.err;
+  EXPECT_THAT(submitted.out + submitted.err,
+              HasSubstr("spec.communication.network: node w0: this node has no network 'fast'"));
+  ASSERT_EQ(cluster_->WaitForStep("first", 2, seconds(60)), absl::OkStatus());
+  EXPECT_EQ(cluster_->Trainers("w1").size(), 1u);
+  job.name = "second";  // while w0 is free
+  ASSERT_EQ(cluster_->Submit(job), absl::OkStatus());
+  cluster_->LetTrainersGo();
+  ASSERT_EQ(cluster_->WaitForSuccess("second", seconds(60)), absl::OkStatus());
+  const absl::StatusOr<JobView> end = cluster_->Get("second");
+  ASSERT_TRUE(end.ok()) << end.status();
+  EXPECT_EQ(end->restarts, 0) << cluster_->Report("second");
+  EXPECT_THAT(cluster_->Ctl({"events", "second"}).out, Not(HasSubstr("NodeAvoided")));
 }
 
 }  // namespace

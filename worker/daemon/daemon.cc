@@ -102,8 +102,8 @@ Daemon::Daemon(DaemonOptions options)
   }
   preflight_ = std::make_unique<Preflight>(
       loop_->context, options_.preflight_limit, LookAs(options_.trainer_user, options_.roots));
-  looks_ =
-      std::make_unique<PathLooks>(loop_->context, options_.look_limit, LookBeneath(options_.roots));
+  looks_ = std::make_unique<PathLooks>(
+      loop_->context, options_.look_limit, LookBeneath(options_.roots, options_.launch_rules));
   data_ =
       std::make_unique<LaunchData>(loop_->context, options_.data_cache, options_.data_stall_limit);
 }

@@ -9,8 +9,11 @@
 #include <absl/strings/str_cat.h>
 #include <absl/strings/str_join.h>
 
+#include "common/check.h"
+#include "common/field_error.h"
 #include "common/job_environment.h"
 #include "common/net_address.h"
+#include "common/signed_size.h"
 #include "proto/plan.pb.h"
 #include "worker/daemon/job_secrets.h"
 
@@ -33,44 +36,99 @@ absl::Status CheckName(const std::string& name, const LaunchRules& rules) {
                                 ")"));
 }
 
-absl::StatusOr<std::string> TextOf(const v1::PlannedVariable& variable,
-                                   const std::string& namespace_name,
-                                   const LaunchRules& rules) {
-  if (variable.secret().empty()) {
-    return variable.value();
-  }
-  if (!MayHoldSecret(variable.name())) {
-    return absl::InvalidArgumentError("expected a variable that no library prints");
-  }
-  return ReadSecret(rules.secrets_root, namespace_name, variable.secret());
+// A refusal of a field: its message and its payload name the field.
+absl::Status InField(const absl::Status& why, const std::string& field) {
+  return why.ok()
+             ? why
+             : WithFieldErrors(Annotate(why, field), {{field, std::string(why.message()), ""}});
 }
 
-absl::Status AddVariables(const v1::PlannedJob& job,
+absl::StatusOr<std::string> TextOf(const NeededVariable& variable,
+                                   const std::string& namespace_name,
+                                   const LaunchRules& rules) {
+  if (!MayHoldSecret(variable.name)) {
+    return absl::InvalidArgumentError("expected a variable that no library prints");
+  }
+  return ReadSecret(rules.secrets_root, namespace_name, variable.secret);
+}
+
+// `values`: texts of the variables that come by value; none in a look, which has no launch yet.
+absl::Status AddVariables(const JobNeeds& needs,
+                          const std::vector<std::string>& values,
                           const LaunchRules& rules,
                           LaunchSettings& settings) {
-  if (job.environment_size() > kMaxJobVariables) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("environment: expected at most ", kMaxJobVariables, " variables"));
+  if (needs.environment.size() > Size(kMaxJobVariables)) {
+    return InField(absl::InvalidArgumentError(
+                       absl::StrCat("expected at most ", kMaxJobVariables, " variables")),
+                   "environment");
   }
   std::set<std::string> names;
-  for (int i = 0; i < job.environment_size(); ++i) {
-    const v1::PlannedVariable& variable = job.environment(i);
+  for (size_t i = 0; i < needs.environment.size(); ++i) {
+    const NeededVariable& variable = needs.environment[i];
     const std::string field = absl::StrCat("environment[", i, "]");
-    RETURN_IF_ERROR(Annotate(CheckName(variable.name(), rules), field + ".name"));
-    if (!names.insert(variable.name()).second) {
-      return absl::InvalidArgumentError(absl::StrCat(field, ".name: expected each name once"));
+    RETURN_IF_ERROR(InField(CheckName(variable.name, rules), field + ".name"));
+    if (!names.insert(variable.name).second) {
+      return InField(absl::InvalidArgumentError("expected each name once"), field + ".name");
     }
-    const absl::StatusOr<std::string> text = TextOf(variable, job.namespace_(), rules);
-    RETURN_IF_ERROR(
-        Annotate(text.status(), field + (variable.secret().empty() ? ".value" : ".secret")));
-    if (static_cast<int64_t>(text->size()) > kMaxSecretBytes ||
-        text->find('\0') != std::string::npos) {
-      return absl::InvalidArgumentError(
-          absl::StrCat(field, ".value: expected a short text without zero bytes"));
+    std::string text = i < values.size() ? values[i] : "";
+    if (!variable.secret.empty()) {
+      absl::StatusOr<std::string> secret = TextOf(variable, needs.namespace_name, rules);
+      RETURN_IF_ERROR(InField(secret.status(), field + ".secret"));
+      text = *std::move(secret);
     }
-    settings.variables.push_back(absl::StrCat(variable.name(), "=", *text));
+    if (static_cast<int64_t>(text.size()) > kMaxSecretBytes ||
+        text.find('\0') != std::string::npos) {
+      return InField(absl::InvalidArgumentError("expected a short text without zero bytes"),
+                     field + ".value");
+    }
+    settings.variables.push_back(absl::StrCat(variable.name, "=", text));
   }
   return absl::OkStatus();
+}
+
+absl::Status CheckStores(const JobNeeds& needs, const LaunchRules& rules) {
+  return !rules.without_certificate || needs.stores.empty()
+             ? absl::OkStatus()
+             : InField(absl::FailedPreconditionError(
+                           "trainers of this node are another user than its daemon "
+                           "(--trainer-user) and cannot show the node's certificate to a "
+                           "ravel-store"),
+                       needs.stores.front().field);
+}
+
+absl::Status ChooseNetwork(const std::string& name,
+                           const LaunchRules& rules,
+                           LaunchSettings& settings) {
+  if (name.empty()) {
+    return absl::OkStatus();
+  }
+  const auto network = rules.networks.find(name);
+  if (network == rules.networks.end()) {
+    std::vector<std::string> names;
+    for (const auto& [known, ignored] : rules.networks) {
+      names.push_back(known);
+    }
+    return InField(
+        absl::NotFoundError(absl::StrCat("this node has no network '",
+                                         name,
+                                         "' (--network); it has ",
+                                         names.empty() ? "none" : absl::StrJoin(names, ", "))),
+        "communication.network");
+  }
+  settings.host_address = network->second.address;
+  // NCCL takes no address but this name, `=`: exactly.
+  settings.variables.push_back("NCCL_SOCKET_IFNAME==" + network->second.interface);
+  return absl::OkStatus();
+}
+
+absl::StatusOr<LaunchSettings> Serve(const JobNeeds& needs,
+                                     const std::vector<std::string>& values,
+                                     const LaunchRules& rules) {
+  LaunchSettings settings;
+  RETURN_IF_ERROR(AddVariables(needs, values, rules, settings));
+  RETURN_IF_ERROR(CheckStores(needs, rules));
+  RETURN_IF_ERROR(ChooseNetwork(needs.network, rules, settings));
+  return settings;
 }
 
 bool IsNetworkName(const std::string& name) {
@@ -83,38 +141,34 @@ bool IsNetworkName(const std::string& name) {
 }  // namespace
 
 absl::StatusOr<LaunchSettings> SettingsOf(const v1::Launch& launch, const LaunchRules& rules) {
-  LaunchSettings settings;
   v1::PlannedJob job;
   if (launch.trainers().empty() || !job.ParseFromString(launch.trainers(0).job())) {
-    return settings;  // the trainer says what is wrong with its job
+    return LaunchSettings{};  // the trainer says what is wrong with its job
   }
-  RETURN_IF_ERROR(AddVariables(job, rules, settings));
-  for (const std::string* place : {&job.store(), &launch.trainers(0).restore_path()}) {
-    if (rules.without_certificate && absl::StartsWith(*place, "ravel://")) {
-      return absl::FailedPreconditionError(
-          absl::StrCat(place == &job.store() ? "checkpoint.store: " : "checkpoint.resumeFrom: ",
-                       "trainers of this node are another user than its daemon (--trainer-user) "
-                       "and cannot show the node's certificate to a ravel-store"));
+  JobNeeds needs{.namespace_name = job.namespace_(), .network = job.network()};
+  std::vector<std::string> values;
+  for (const v1::PlannedVariable& variable : job.environment()) {
+    needs.environment.push_back({variable.name(), variable.secret()});
+    values.push_back(variable.value());
+  }
+  const NamedPath stores[] = {{"checkpoint.store", job.store()},
+                              {"checkpoint.resumeFrom", launch.trainers(0).restore_path()}};
+  for (const NamedPath& store : stores) {
+    if (absl::StartsWith(store.path, "ravel://")) {
+      needs.stores.push_back(store);
     }
   }
-  if (job.network().empty()) {
-    return settings;
+  return Serve(needs, values, rules);
+}
+
+std::optional<NeedRefusal> RefusalOf(const JobNeeds& needs, const LaunchRules& rules) {
+  const absl::Status served = Serve(needs, {}, rules).status();
+  if (served.ok()) {
+    return std::nullopt;
   }
-  const auto network = rules.networks.find(job.network());
-  if (network == rules.networks.end()) {
-    std::vector<std::string> names;
-    for (const auto& [name, ignored] : rules.networks) {
-      names.push_back(name);
-    }
-    return absl::NotFoundError(absl::StrCat("communication.network: this node has no network '",
-                                            job.network(),
-                                            "' (--network); it has ",
-                                            names.empty() ? "none" : absl::StrJoin(names, ", ")));
-  }
-  settings.host_address = network->second.address;
-  // NCCL takes no address but this name, `=`: exactly.
-  settings.variables.push_back("NCCL_SOCKET_IFNAME==" + network->second.interface);
-  return settings;
+  const std::vector<FieldError> errors = FieldErrorsOf(served);
+  CHECK(!errors.empty());
+  return NeedRefusal{errors.front().path, errors.front().expected};
 }
 
 absl::StatusOr<std::map<std::string, JobNetwork>> ParseNetworks(

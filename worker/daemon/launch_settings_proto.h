@@ -4,9 +4,11 @@
 // allows: variables and secrets of the trainers' environment, and the network between them.
 
 #include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
+#include "common/path_facts.h"
 #include "common/status.h"
 #include "proto/fleet.pb.h"
 
@@ -34,6 +36,14 @@ struct LaunchSettings {
 // Reads secrets. A status that is not OK names the field of the job file, never a secret's text;
 // its reason is EnvironmentRefused. Launches of no trainer ask for nothing.
 absl::StatusOr<LaunchSettings> SettingsOf(const v1::Launch& launch, const LaunchRules& rules);
+
+// A field of the job file, below `spec`, that this node cannot serve, and why.
+struct NeedRefusal {
+  std::string field;
+  std::string why;  // never a secret's text
+};
+// The refusal that a launch with these needs would meet now. Reads secrets and keeps none.
+std::optional<NeedRefusal> RefusalOf(const JobNeeds& needs, const LaunchRules& rules);
 
 // --network NAME=INTERFACE: the address of the interface now. InvalidArgument says what was
 // expected.

@@ -2,8 +2,10 @@
 
 #include <string>
 
+#include <absl/strings/match.h>
 #include <absl/strings/str_cat.h>
 
+#include "common/job_environment.h"
 #include "common/store/data_set.h"
 
 namespace ravel::daemon {
@@ -12,6 +14,7 @@ namespace {
 // A job lists 1024 files for training and as many for validation, with names of 4 KiB each.
 constexpr int kMaxTokenFiles = 2048;
 constexpr std::size_t kMaxPathBytes = 8192;
+constexpr int kMaxStores = 2;  // to save to and to begin from
 
 absl::StatusOr<NamedPath> ReadPath(const char* name, const v1::NamedPath& path) {
   if (path.path().size() > kMaxPathBytes || path.field().size() > kMaxPathBytes) {
@@ -23,6 +26,37 @@ absl::StatusOr<NamedPath> ReadPath(const char* name, const v1::NamedPath& path) 
         absl::StrCat("look.", name, ": expected an absolute path or the URL of a data set"));
   }
   return NamedPath{path.field(), path.path()};
+}
+
+// Names and references are judged by launch_settings_proto, as those of launches are.
+absl::StatusOr<JobNeeds> ReadNeeds(const v1::JobNeeds& message) {
+  if (message.environment_size() > kMaxJobVariables || message.stores_size() > kMaxStores) {
+    return absl::InvalidArgumentError(absl::StrCat("look.needs: expected at most ",
+                                                   kMaxJobVariables,
+                                                   " variables and ",
+                                                   kMaxStores,
+                                                   " stores"));
+  }
+  JobNeeds needs{.namespace_name = message.namespace_(), .network = message.network()};
+  bool small =
+      needs.namespace_name.size() <= kMaxPathBytes && needs.network.size() <= kMaxPathBytes;
+  for (const v1::NeededVariable& variable : message.environment()) {
+    small = small && variable.name().size() <= kMaxPathBytes &&
+            variable.secret().size() <= kMaxPathBytes;
+    needs.environment.push_back({variable.name(), variable.secret()});
+  }
+  for (const v1::NamedPath& store : message.stores()) {
+    small = small && store.path().size() <= kMaxPathBytes && store.field().size() <= kMaxPathBytes;
+    if (!absl::StartsWith(store.path(), "ravel://")) {
+      return absl::InvalidArgumentError("look.needs.stores: expected URLs of ravel://");
+    }
+    needs.stores.push_back({store.field(), store.path()});
+  }
+  if (!small) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("look.needs: expected texts of at most ", kMaxPathBytes, " bytes"));
+  }
+  return needs;
 }
 
 }  // namespace
@@ -42,6 +76,7 @@ absl::StatusOr<PathQuery> FromProto(const v1::Look& look) {
   }
   ASSIGN_OR_RETURN(query.tokenizer, ReadPath("tokenizer", look.tokenizer()));
   ASSIGN_OR_RETURN(query.model_directory, ReadPath("model_directory", look.model_directory()));
+  ASSIGN_OR_RETURN(query.needs, ReadNeeds(look.needs()));
   return query;
 }
 
@@ -65,6 +100,8 @@ v1::LookResult ToProto(int64_t look_id, const absl::StatusOr<PathFacts>& facts) 
   result.set_model_weights(facts->model.weights);
   result.set_silent_field(facts->silent_field);
   result.set_silence(facts->silence);
+  result.set_refused_field(facts->refused_field);
+  result.set_refusal(facts->refusal);
   return result;
 }
 

@@ -26,6 +26,15 @@ std::string FolderOf(const std::string& path) {
   return path.substr(0, path.rfind('/'));
 }
 
+// The place where all secrets lie, whatever its path is.
+constexpr char kSecrets[] = "the secrets of jobs/";
+
+bool HasSecrets(const JobNeeds& needs) {
+  return std::any_of(needs.environment.begin(),
+                     needs.environment.end(),
+                     [](const NeededVariable& variable) { return !variable.secret.empty(); });
+}
+
 // One look, of its thread and of the loop.
 struct OneLook {
   std::string folder;    // of the path at hand
@@ -49,6 +58,9 @@ struct PathLooks::Hanging {
         {query.model_directory.field, query.model_directory.path + "/config.json"},
         query.tokenizer};
     paths.insert(paths.end(), query.token_files.begin(), query.token_files.end());
+    if (HasSecrets(query.needs)) {
+      paths.push_back({"spec.environment", kSecrets});
+    }
     const auto found = std::find_if(
         paths.begin(), paths.end(), [this](const NamedPath& path) { return Has(path.path); });
     return found == paths.end() ? std::nullopt : std::optional<NamedPath>(*found);
@@ -63,8 +75,16 @@ PathLooks::PathLooks(boost::asio::io_context& context, milliseconds each_limit, 
 
 PathLooks::~PathLooks() = default;
 
-PathLooks::LookFunction LookBeneath(const PathRoots& roots) {
-  return [roots](const PathQuery& query, LookHooks hooks) {
+PathLooks::LookFunction LookBeneath(const PathRoots& roots, const LaunchRules& rules) {
+  return [roots, rules](const PathQuery& query, LookHooks hooks) {
+    if (!query.needs.empty()) {
+      if (hooks.at) {  // they may lie on a mount that hangs
+        hooks.at({"spec.environment", kSecrets});
+      }
+      if (const std::optional<NeedRefusal> refused = RefusalOf(query.needs, rules)) {
+        return PathFacts{.refused_field = refused->field, .refusal = refused->why};
+      }
+    }
     hooks.roots = &roots;
     return store::LookAtJobPaths(query, hooks);
   };

@@ -10,6 +10,7 @@
 #include "common/status.h"
 #include "common/store/data_set_look.h"
 #include "worker/daemon/bounded_threads.h"
+#include "worker/daemon/launch_settings_proto.h"
 
 namespace ravel::daemon {
 
@@ -46,7 +47,8 @@ class PathLooks {
   BoundedThreads threads_;
 };
 
-// Looks at no path that does not lie beneath `roots`, and says the same of it whatever is there.
-PathLooks::LookFunction LookBeneath(const PathRoots& roots);
+// Looks at no path that does not lie beneath `roots`, and says the same of it whatever is there. At
+// none at all for a job whose other needs `rules` refuse.
+PathLooks::LookFunction LookBeneath(const PathRoots& roots, const LaunchRules& rules = {});
 
 }  // namespace ravel::daemon

@@ -111,7 +111,11 @@ TEST(FleetMessages, ALookAndItsResultAreCarriedWhole) {
                                                  {.token_files = {{"a", "/a"}, {"b", "/b"}},
                                                   .format = TokenFormat::kFlatU32,
                                                   .tokenizer = {"t", "/t"},
-                                                  .model_directory = {"m", "/m"}},
+                                                  .model_directory = {"m", "/m"},
+                                                  .needs = {.namespace_name = "team",
+                                                            .environment = {{"MY_KEY", "s3/key"}},
+                                                            .network = "fast",
+                                                            .stores = {{"s", "ravel://a"}}}},
                                                  20'000}});
   const v1::Look& look = down.look();
   EXPECT_EQ(look.look_id(), 7);
@@ -122,6 +126,12 @@ TEST(FleetMessages, ALookAndItsResultAreCarriedWhole) {
   EXPECT_EQ(look.token_files(1).path(), "/b");
   EXPECT_EQ(look.tokenizer().path(), "/t");
   EXPECT_EQ(look.model_directory().field(), "m");
+  EXPECT_EQ(look.needs().namespace_(), "team");
+  EXPECT_EQ(look.needs().network(), "fast");
+  EXPECT_EQ(look.needs().environment(0).name(), "MY_KEY");
+  EXPECT_EQ(look.needs().environment(0).secret(), "s3/key");
+  EXPECT_EQ(look.needs().stores(0).field(), "s");
+  EXPECT_EQ(look.needs().stores(0).path(), "ravel://a");
 
   v1::Up up;
   v1::LookResult& result = *up.mutable_look();
@@ -137,6 +147,8 @@ TEST(FleetMessages, ALookAndItsResultAreCarriedWhole) {
   result.set_model_weights(true);
   result.set_silent_field("spec.data.train[0].path");
   result.set_silence("no answer within 5 s");
+  result.set_refused_field("communication.network");
+  result.set_refusal("no such network");
   const absl::StatusOr<UpMessage> read = FromProto(up);
   ASSERT_TRUE(read.ok()) << read.status();
   const LookResult found = std::get<LookResult>(*read);
@@ -156,6 +168,8 @@ TEST(FleetMessages, ALookAndItsResultAreCarriedWhole) {
   EXPECT_TRUE(found.facts.model.weights);
   EXPECT_EQ(found.facts.silent_field, "spec.data.train[0].path");
   EXPECT_EQ(found.facts.silence, "no answer within 5 s");
+  EXPECT_EQ(found.facts.refused_field, "communication.network");
+  EXPECT_EQ(found.facts.refusal, "no such network");
 }
 
 TEST(FleetMessages, ALookResultOverItsLimitsIsRefused) {
@@ -170,6 +184,8 @@ TEST(FleetMessages, ALookResultOverItsLimitsIsRefused) {
   EXPECT_TRUE(refused([](auto& look) { look.set_model_error(std::string(20'000, 'x')); }));
   EXPECT_TRUE(refused([](auto& look) { look.set_refused(std::string(20'000, 'x')); }));
   EXPECT_TRUE(refused([](auto& look) { look.set_silence(std::string(20'000, 'x')); }));
+  EXPECT_TRUE(refused([](auto& look) { look.set_refused_field(std::string(20'000, 'x')); }));
+  EXPECT_TRUE(refused([](auto& look) { look.set_refusal(std::string(20'000, 'x')); }));
   EXPECT_TRUE(refused([](auto& look) { look.set_silent_field(std::string(20'000, 'x')); }));
   EXPECT_TRUE(
       refused([](auto& look) { look.add_token_files()->set_error(std::string(20'000, 'x')); }));

@@ -189,6 +189,43 @@ TEST_F(JobsServiceTest, ANodeThatRefusesOrIsSilentIsNamed) {
       "spec.model.from: node node-1 did not answer while it looked at the paths; submit again");
 }
 
+TEST_F(JobsServiceTest, ANetworkThatNoNodeHasIsRefusedByFieldAndNode) {
+  const auto refuses = [](const PathQuery& query) {
+    return query.needs.empty() ? TokensOf(26'000)(query)
+                               : LookResult{.facts = {.refused_field = "communication.network",
+                                                      .refusal = "this node has no network"}};
+  };
+  v1::TrainingJob job = Job("demo");
+  job.mutable_spec()->mutable_communication()->set_network("fast");
+  AddNode(1, refuses, kNeedsProtocol);
+  AddNode(2, refuses, kNeedsProtocol);
+  const grpc::Status refused = DryRun(job);
+  EXPECT_EQ(refused.error_code(), grpc::StatusCode::INVALID_ARGUMENT);
+  EXPECT_TRUE(absl::StrContains(refused.error_message(),
+                                "spec.communication.network: node node-1: this node has no "
+                                "network; node node-2: this node has no network"))
+      << refused.error_message();
+  // A node of a release that cannot say may have it.
+  AddNode(2, TokensOf(26'000), kLookProtocol);
+  v1::SubmitJobResponse unknown;
+  const grpc::Status taken = DryRun(job, &unknown);
+  EXPECT_TRUE(taken.ok()) << taken.error_message();
+  ASSERT_EQ(unknown.warnings_size(), 2);
+  EXPECT_TRUE(absl::StartsWith(unknown.warnings(1), "spec: no node has said that it serves"))
+      << unknown.warnings(1);
+  // One that has it is asked for the paths, too.
+  AddNode(2, TokensOf(26'000), kNeedsProtocol);
+  const int before = Asked(1);
+  v1::SubmitJobResponse response;
+  const grpc::Status served = DryRun(job, &response);
+  EXPECT_TRUE(served.ok()) << served.error_message();
+  ASSERT_EQ(response.warnings_size(), 1);
+  EXPECT_EQ(response.warnings(0),
+            "spec.communication.network: node node-1: this node has no network; the job is placed "
+            "on other nodes");
+  EXPECT_EQ(Asked(1), before + 1) << "for its needs alone";
+}
+
 TEST_F(JobsServiceTest, AModelsConfigComesFromTheNode) {
   AddNode(1, [](const PathQuery& query) {
     LookResult result = *TokensOf(26'000)(query);

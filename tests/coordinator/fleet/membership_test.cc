@@ -119,12 +119,12 @@ TEST(MembershipTest, BadHellosNameTheirField) {
   EXPECT_NE(members.OnHello(1, Hello("a", ""), 0, 0).rejected.find("incarnation"),
             std::string::npos);
   HelloMessage newer = Hello("a", "i");
-  newer.protocol = 4;
-  newer.oldest_protocol = 3;
+  newer.protocol = 5;
+  newer.oldest_protocol = 4;
   newer.version = "0.3.0";
   EXPECT_EQ(members.OnHello(1, newer, 0, 0).rejected,
-            "hello.protocol: this coordinator (release 0.1.0) speaks 1 to 2, the daemon (release "
-            "0.3.0) 3 to 4");
+            "hello.protocol: this coordinator (release 0.1.0) speaks 1 to 3, the daemon (release "
+            "0.3.0) 4 to 5");
   newer.oldest_protocol = 0;
   EXPECT_NE(members.OnHello(1, newer, 0, 0).rejected.find("protocol"), std::string::npos)
       << "only the newest";
@@ -134,7 +134,7 @@ TEST(MembershipTest, BadHellosNameTheirField) {
 TEST(MembershipTest, ADaemonOfANewerReleaseThatStillSpeaksOursIsAMember) {
   Membership members(1000);
   HelloMessage newer = Hello("a", "i");
-  newer.protocol = 3;
+  newer.protocol = 4;
   newer.oldest_protocol = 1;
   EXPECT_EQ(members.OnHello(1, newer, 0, 0).rejected, "");
   EXPECT_TRUE(members.Find("a")->TakesWork());

@@ -8,6 +8,8 @@
 
 #include <gtest/gtest.h>
 
+#include "common/version.h"
+
 namespace ravel::coordinator {
 namespace {
 
@@ -48,6 +50,17 @@ class NodeLooksTest : public ::testing::Test {
                now_ms_);
     Advance();
     return number;
+  }
+  // Asks each node for a network; the answers come into `told`.
+  void AskEach(std::vector<LookAnswer>* told) {
+    looks_.Add({.query = {.needs = {.network = "fast"}},
+                .each = true,
+                .limit_ms = kLimitMs,
+                .done = [told](LookAnswer answer) { told->push_back(std::move(answer)); }},
+               members_,
+               await_nodes_,
+               now_ms_);
+    Advance();
   }
   void Advance() {
     for (LookOrder& order : looks_.Advance(members_, await_nodes_, now_ms_)) {
@@ -204,6 +217,62 @@ TEST_F(NodeLooksTest, JustAfterARestartNodesAreAwaited) {
   await_nodes_ = false;  // none came back in time
   Advance();
   EXPECT_TRUE(absl::IsNotFound(Answer(second)->status));
+}
+
+TEST_F(NodeLooksTest, EachNodeThatIsHereIsAskedForNeeds) {
+  AddNode(1, HelloOf("a", "cpu", kNeedsProtocol));
+  AddNode(2, HelloOf("b", "cpu", kNeedsProtocol));
+  AddNode(3, HelloOf("c", "gpu", kNeedsProtocol));
+  AddNode(4, HelloOf("old", "cpu", kLookProtocol));
+  members_.SetHold("b", NodeHold::kDrained, "");
+  std::vector<LookAnswer> told;
+  AskEach(&told);
+  ASSERT_EQ(sent_.size(), 2u) << "one that takes no work is asked, too";
+  EXPECT_EQ(sent_[0].look.query.needs.network, "fast");
+  looks_.OnResult(sent_[0].stream,
+                  {.look_id = sent_[0].look.look_id,
+                   .facts = {.refused_field = "communication.network", .refusal = "none"}});
+  members_.OnClosed(2, now_ms_, NodeLoad::kHasTrainers);
+  Advance();
+  ASSERT_EQ(told.size(), 2u);
+  for (const LookAnswer& answer : told) {
+    EXPECT_EQ(answer.answers, 2);
+    EXPECT_EQ(answer.unasked, 1) << "of an older release";
+  }
+  EXPECT_TRUE(told[0].status.ok());
+  EXPECT_EQ(told[0].node_id, "a");
+  EXPECT_EQ(told[0].facts.refusal, "none");
+  EXPECT_EQ(told[1].status.message(), "node b went away while it looked at the paths");
+}
+
+TEST_F(NodeLooksTest, WithoutANodeThatCanBeAskedForNeedsThereIsOneAnswer) {
+  AddNode(1, HelloOf("old", "cpu", kLookProtocol));
+  std::vector<LookAnswer> told;
+  AskEach(&told);
+  ASSERT_EQ(told.size(), 1u);
+  EXPECT_TRUE(absl::IsNotFound(told[0].status));
+  EXPECT_EQ(told[0].unasked, 1);
+  await_nodes_ = true;
+  AskEach(&told);
+  EXPECT_EQ(told.size(), 1u) << "one may come back";
+  AddNode(2, HelloOf("new", "cpu", kNeedsProtocol));
+  Advance();
+  ASSERT_EQ(sent_.size(), 1u);
+  EXPECT_EQ(sent_[0].stream, 2u);
+}
+
+TEST_F(NodeLooksTest, AFleetIsAskedUpToALimit) {
+  const auto nodes = static_cast<StreamId>(NodeLooks::kMaxEach) + 3;
+  for (StreamId stream = 1; stream <= nodes; ++stream) {
+    AddNode(stream, HelloOf("n" + std::to_string(stream), "cpu", kNeedsProtocol));
+  }
+  std::vector<LookAnswer> told;
+  AskEach(&told);
+  EXPECT_EQ(sent_.size(), NodeLooks::kMaxEach);
+  now_ms_ += 2 * kLimitMs;
+  Advance();
+  ASSERT_EQ(told.size(), NodeLooks::kMaxEach);
+  EXPECT_EQ(told[0].unasked, 3);
 }
 
 TEST_F(NodeLooksTest, AnotherTermHasOtherIds) {

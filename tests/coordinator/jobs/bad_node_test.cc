@@ -177,6 +177,25 @@ TEST_F(BadNodeTest, ADaemonThatIsStartedAnewMayHoldTheDataThen) {
   EXPECT_EQ(State("job"), JobState::kRunning);
 }
 
+TEST_F(BadNodeTest, ANodeThatRefusedASubmissionIsNotTried) {
+  world_.AddNode("a").refuses_with = "EnvironmentRefused";
+  world_.AddNode("b");
+  ASSERT_TRUE(world_.Submit(Spec("other", {1}, 1000)).ok());  // a refuses it, so it takes b
+  world_.Advance(200);
+  ASSERT_EQ(State("other"), JobState::kRunning);
+  SubmitDraft draft = world_.Draft(Spec("job", {1}, 10), "request-of-job");
+  draft.unfit = {"a"};
+  ASSERT_TRUE(world_.Submit(std::move(draft)).ok());
+  world_.Advance(60'000);
+  EXPECT_EQ(State("job"), JobState::kQueued) << "b is waited for";
+  EXPECT_EQ(world_.Job("job").record.attempt, 0) << "a is not tried";
+  // A daemon that is started anew may have other flags.
+  world_.node("a").refuses_with.clear();
+  world_.Restart(world_.node("a"));
+  world_.Advance(20'000);
+  EXPECT_EQ(State("job"), JobState::kRunning);
+}
+
 TEST_F(BadNodeTest, PathsThatDoNotAnswerAreWaitedForAnywhere) {
   world_.AddNode("a").refuses_with = "PreflightFailed";
   ASSERT_TRUE(world_.Submit(Spec("job", {1}, 10)).ok());

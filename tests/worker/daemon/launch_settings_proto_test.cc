@@ -1,6 +1,7 @@
 #include "worker/daemon/launch_settings_proto.h"
 
 #include <filesystem>
+#include <optional>
 #include <string>
 
 #include <gmock/gmock.h>
@@ -173,6 +174,30 @@ TEST_F(LaunchSettingsTest, AnotherUserShowsNoCertificateToAStore) {
   EXPECT_THAT(std::string(Settings(job).status().message()), HasSubstr("checkpoint.store: "));
   job.set_store("s3://bucket/a");
   EXPECT_TRUE(Settings(job).ok());
+}
+
+TEST_F(LaunchSettingsTest, NeedsMeetTheRefusalOfTheirLaunch) {
+  const auto refusal = [&](const JobNeeds& needs) {
+    const std::optional<NeedRefusal> refused = RefusalOf(needs, rules_);
+    return refused ? refused->field + ": " + refused->why : "";
+  };
+  JobNeeds needs{.namespace_name = "team",
+                 .environment = {{"NCCL_DEBUG"}, {"MY_KEY", "s3/key"}},
+                 .network = "local",
+                 .stores = {{"checkpoint.resumeFrom", "ravel://store:7443/a"}}};
+  rules_.networks = {{"local", {"lo", "127.0.0.1"}}};
+  EXPECT_EQ(refusal(needs), "");
+  rules_.without_certificate = true;
+  EXPECT_THAT(refusal(needs),
+              HasSubstr("checkpoint.resumeFrom: trainers of this node are another"));
+  needs.stores.clear();
+  needs.network = "fast";
+  EXPECT_EQ(refusal(needs),
+            "communication.network: this node has no network 'fast' (--network); it has local");
+  fs::remove(root() + "/team/s3/key");
+  EXPECT_THAT(refusal(needs), HasSubstr("environment[1].secret: secret s3/key of namespace team"));
+  needs.environment[0].name = "THEIRS";
+  EXPECT_THAT(refusal(needs), HasSubstr("environment[0].name: THEIRS: this node allows no"));
 }
 
 TEST_F(LaunchSettingsTest, ARootThatOthersMayChangeIsRefused) {

@@ -101,6 +101,50 @@ TEST(PathLooksTest, OutsideOfTheRootsNothingTellsWhatIsThere) {
   EXPECT_THAT(told("/data/link", ".json"), HasSubstr("symbolic link"));
 }
 
+TEST(PathLooksTest, AJobWhoseNeedsAreRefusedIsNotLookedAt) {
+  boost::asio::io_context context;
+  PathLooks looks(
+      context, seconds(20), LookBeneath(PathRoots(), LaunchRules{.allowed = {"NCCL_*"}}));
+  PathQuery query{.token_files = {{"spec.data.train[0].path", "/nowhere/tokens.bin"}},
+                  .needs = {.namespace_name = "team", .environment = {{"MY_KEY", "s3/key"}}}};
+  Answer answer = Ask(looks, context, query);
+  ASSERT_TRUE(answer.has_value() && answer->ok());
+  EXPECT_EQ((*answer)->refused_field, "environment[0].name");
+  EXPECT_THAT((*answer)->refusal, HasSubstr("MY_KEY: this node allows no variable"));
+  EXPECT_TRUE((*answer)->token_files.empty());
+  query.needs.environment = {{"NCCL_DEBUG"}};
+  answer = Ask(looks, context, query);
+  ASSERT_TRUE(answer.has_value() && answer->ok());
+  EXPECT_EQ((*answer)->refused_field, "");
+  EXPECT_EQ((*answer)->token_files.size(), 1u);
+}
+
+TEST(PathLooksTest, SecretsThatHangAreAskedForOnce) {
+  std::promise<void> mount_is_back;
+  const std::shared_future<void> back = mount_is_back.get_future().share();
+  const auto hung = std::make_shared<std::atomic<int>>(0);
+  const PathQuery secret{.needs = {.environment = {{"MY_KEY", "s3/key"}}}};
+  boost::asio::io_context context;
+  {
+    const PathLooks::LookFunction beneath = LookBeneath(PathRoots(), {});
+    PathLooks looks(context, milliseconds(20), [=](const PathQuery& query, const LookHooks& hooks) {
+      return beneath(query, {.at = [&](const NamedPath& path) {
+                       hooks.at(path);
+                       ++*hung;
+                       back.wait();
+                     }});
+    });
+    for (int i = 0; i < 2 * PathLooks::kMaxThreads; ++i) {
+      const Answer answer = Ask(looks, context, secret, seconds(20), [&] { return *hung == 1; });
+      ASSERT_TRUE(answer.has_value() && answer->ok()) << answer->status();
+      EXPECT_EQ((*answer)->silent_field, "spec.environment");
+      EXPECT_THAT((*answer)->silence,
+                  HasSubstr(i == 0 ? "no answer within" : "at the secrets of jobs still hangs"));
+    }
+  }
+  mount_is_back.set_value();
+}
+
 TEST(PathLooksTest, AMountThatHangsIsNamedInTimeAndOnlySoManyMayHang) {
   std::promise<void> server_is_back;
   const std::shared_future<void> back = server_is_back.get_future().share();
@@ -213,6 +257,13 @@ TEST(LookMessagesTest, AQueryAndItsFactsAreCarriedWhole) {
   look.mutable_tokenizer()->set_path("/t");
   look.mutable_model_directory()->set_field("spec.model.from");
   look.mutable_model_directory()->set_path("/m");
+  v1::JobNeeds& needs = *look.mutable_needs();
+  needs.set_namespace_("team");
+  needs.set_network("fast");
+  needs.add_environment()->set_name("MY_KEY");
+  needs.mutable_environment(0)->set_secret("s3/key");
+  needs.add_stores()->set_path("ravel://a");
+  needs.mutable_stores(0)->set_field("checkpoint.store");
   const absl::StatusOr<PathQuery> query = FromProto(look);
   ASSERT_TRUE(query.ok()) << query.status();
   EXPECT_EQ(query->format, TokenFormat::kFlatU32);
@@ -221,6 +272,14 @@ TEST(LookMessagesTest, AQueryAndItsFactsAreCarriedWhole) {
   EXPECT_EQ(query->token_files[1].path, "/b");
   EXPECT_EQ(query->tokenizer.path, "/t");
   EXPECT_EQ(query->model_directory.path, "/m");
+  EXPECT_EQ(query->needs.namespace_name, "team");
+  EXPECT_EQ(query->needs.network, "fast");
+  ASSERT_EQ(query->needs.environment.size(), 1u);
+  EXPECT_EQ(query->needs.environment[0].name, "MY_KEY");
+  EXPECT_EQ(query->needs.environment[0].secret, "s3/key");
+  ASSERT_EQ(query->needs.stores.size(), 1u);
+  EXPECT_EQ(query->needs.stores[0].field, "checkpoint.store");
+  EXPECT_EQ(query->needs.stores[0].path, "ravel://a");
 
   const v1::LookResult result =
       ToProto(7,
@@ -235,6 +294,9 @@ TEST(LookMessagesTest, AQueryAndItsFactsAreCarriedWhole) {
   EXPECT_EQ(result.model_config(), "\xff{}") << "what users write need not be UTF-8";
   EXPECT_TRUE(result.model_weights());
   EXPECT_EQ(ToProto(8, absl::ResourceExhaustedError("busy")).refused(), "busy");
+  const v1::LookResult refused = ToProto(9, PathFacts{.refused_field = "f", .refusal = "why"});
+  EXPECT_EQ(refused.refused_field(), "f");
+  EXPECT_EQ(refused.refusal(), "why");
 }
 
 TEST(LookMessagesTest, WhatIsOverItsLimitIsRefused) {
@@ -255,6 +317,17 @@ TEST(LookMessagesTest, WhatIsOverItsLimitIsRefused) {
   v1::Look format;
   format.set_token_format(99);
   EXPECT_THAT(refusal(format), HasSubstr("look.token_format"));
+  v1::Look variables;
+  for (int i = 0; i < 65; ++i) {
+    variables.mutable_needs()->add_environment()->set_name("A");
+  }
+  EXPECT_THAT(refusal(variables), HasSubstr("look.needs: expected at most 64 variables"));
+  v1::Look network;
+  network.mutable_needs()->set_network(std::string(10'000, 'x'));
+  EXPECT_THAT(refusal(network), HasSubstr("look.needs: expected texts of at most"));
+  v1::Look store;
+  store.mutable_needs()->add_stores()->set_path("/stores/a");
+  EXPECT_THAT(refusal(store), HasSubstr("look.needs.stores: expected URLs of ravel://"));
 }
 
 }  // namespace

@@ -202,8 +202,11 @@ grpc::ServerUnaryReactor* AccessService::ListAudit(Context* context,
   if (registry_ == nullptr) {
     return Finished(context, NoRegistry());
   }
-  const int64_t asked = request->page_size();
-  const int64_t limit = asked < 1 || asked > kMaxPage ? kMaxPage : asked;
+  if (const absl::Status valid = CheckCount("page_size", request->page_size(), kMaxPage);
+      !valid.ok()) {
+    return Finished(context, valid);
+  }
+  const int64_t limit = request->page_size() == 0 ? kMaxPage : request->page_size();
   absl::StatusOr<std::vector<AuditRow>> rows = registry_->Audit(request->after_seq(), limit + 1);
   if (!rows.ok()) {
     return Finished(context, rows.status());

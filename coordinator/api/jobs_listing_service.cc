@@ -27,7 +27,7 @@ constexpr size_t kMaxTokenBytes = 512;
 constexpr int kMaxLooked = 20'000;
 
 int PageSize(int32_t asked, int most) {
-  return asked <= 0 ? most : std::min<int>(asked, most);
+  return asked == 0 ? most : asked;
 }
 
 using Labels = std::vector<std::pair<std::string, std::string>>;
@@ -89,6 +89,7 @@ absl::StatusOr<JobFilter> ParseFilter(const v1::ListJobsRequest& request) {
   for (const int state : request.states()) {
     filter.states.insert(state);
   }
+  RETURN_IF_ERROR(CheckCount("page_size", request.page_size(), kMaxPage));
   filter.page = PageSize(request.page_size(), kMaxPage);
   filter.with_spec = request.with_spec();
   return filter;
@@ -147,7 +148,9 @@ grpc::ServerUnaryReactor* JobsService::ListEvents(Context* context,
                                                   const v1::ListEventsRequest* request,
                                                   v1::ListEventsResponse* response) {
   Unary* reactor = context->DefaultReactor();
-  if (const absl::Status valid = CheckName(*request); !valid.ok()) {
+  absl::Status valid = CheckName(*request);
+  valid.Update(CheckCount("page_size", request->page_size(), kMaxEventPage));
+  if (!valid.ok()) {
     reactor->Finish(ToGrpc(valid));
     return reactor;
   }
@@ -179,9 +182,9 @@ grpc::ServerUnaryReactor* JobsService::ListNodes(Context* context,
                                                  const v1::ListNodesRequest* request,
                                                  v1::ListNodesResponse* response) {
   Unary* reactor = context->DefaultReactor();
-  if (const absl::Status valid =
-          CheckPlainText("page_token", request->page_token(), kMaxTokenBytes);
-      !valid.ok()) {
+  absl::Status valid = CheckPlainText("page_token", request->page_token(), kMaxTokenBytes);
+  valid.Update(CheckCount("page_size", request->page_size(), kMaxPage));
+  if (!valid.ok()) {
     reactor->Finish(ToGrpc(valid));
     return reactor;
   }

@@ -63,10 +63,26 @@ Over FollowFiles(const JobsServiceParts& parts,
   return over;
 }
 
-// Checks the name in a request and finds its job.
+absl::Status CheckNumbers(const v1::StreamEventsRequest& /*asked*/) {
+  return absl::OkStatus();
+}
+
+absl::Status CheckNumbers(const v1::StreamLogsRequest& asked) {
+  return CheckCount("tail", asked.tail(), LogFilter::kMaxTail);
+}
+
+absl::Status CheckNumbers(const v1::StreamMetricsRequest& asked) {
+  RETURN_IF_ERROR(CheckCount("from_step", asked.from_step(), INT64_MAX));
+  RETURN_IF_ERROR(CheckCount("to_step", asked.to_step(), INT64_MAX));
+  RETURN_IF_ERROR(CheckCount("every", asked.every(), INT64_MAX));
+  return CheckCount("last", asked.last(), INT64_MAX);
+}
+
+// Checks a request and finds its job.
 template <typename Request>
 absl::StatusOr<JobView> Find(const JobController& controller, const Request& asked) {
   RETURN_IF_ERROR(CheckName(asked));
+  RETURN_IF_ERROR(CheckNumbers(asked));
   return controller.Get(KeyOf(asked.namespace_(), asked.name()));
 }
 

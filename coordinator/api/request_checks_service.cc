@@ -40,6 +40,12 @@ absl::Status CheckRequestId(const std::string& id) {
   return absl::OkStatus();
 }
 
+absl::Status CheckCount(const char* field, int64_t asked, int64_t most) {
+  return asked >= 0 && asked <= most ? absl::OkStatus()
+                                     : absl::InvalidArgumentError(absl::StrCat(
+                                           field, ": expected 0 to ", most, ", got ", asked));
+}
+
 absl::Status ViolationStatus(grpc::CallbackServerContext* context,
                              const std::string& job,
                              const std::vector<JobViolation>& violations) {

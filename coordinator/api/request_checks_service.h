@@ -26,6 +26,9 @@ JobKey KeyOf(const std::string& namespace_name, const std::string& name);
 
 absl::Status CheckRequestId(const std::string& id);
 
+// InvalidArgument "FIELD: expected 0 to MOST, got N": a number that is cut silently misleads.
+absl::Status CheckCount(const char* field, int64_t asked, int64_t most);
+
 // Checks the job's name in a request, before the name is repeated anywhere.
 template <typename Request>
 absl::Status CheckName(const Request& request) {

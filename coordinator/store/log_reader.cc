@@ -10,6 +10,7 @@
 #include <tuple>
 #include <utility>
 
+#include "common/check.h"
 #include "coordinator/store/line_file.h"
 
 namespace ravel::coordinator {
@@ -25,7 +26,7 @@ auto Order(const LogLine& line) {
 
 LogReader::LogReader(std::string directory, std::string job_uid, LogFilter filter)
     : directory_(std::move(directory)), job_uid_(std::move(job_uid)), filter_(filter) {
-  filter_.tail = std::min(filter_.tail, LogFilter::kMaxTail);
+  CHECK_LE(filter_.tail, LogFilter::kMaxTail);
   files_ = ListLogFiles(directory_, job_uid_, filter_.attempt, filter_.rank);
   for (const LogFile& file : files_) {
     read_[file.path] = 0;

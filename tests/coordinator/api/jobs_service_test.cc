@@ -350,6 +350,53 @@ TEST_F(JobsServiceTest, TenThousandJobsAreListedFastAndCompletely) {
   EXPECT_EQ(List(whole).size(), size_t{kJobs} / 2);
 }
 
+TEST_F(JobsServiceTest, NumbersBeyondTheirBoundsAreRefusedByName) {
+  OnStrand([this] { Enqueue("demo"); });
+  const auto told = [](const grpc::Status& status) {
+    EXPECT_EQ(status.error_code(), grpc::StatusCode::INVALID_ARGUMENT);
+    return status.error_message();
+  };
+  const auto jobs = [&](int32_t page_size) {
+    v1::ListJobsRequest request;
+    request.set_page_size(page_size);
+    v1::ListJobsResponse page;
+    grpc::ClientContext context;
+    return stub_->ListJobs(&context, request, &page);
+  };
+  EXPECT_TRUE(jobs(500).ok());
+  EXPECT_EQ(told(jobs(501)), "page_size: expected 0 to 500, got 501");
+  EXPECT_EQ(told(jobs(-1)), "page_size: expected 0 to 500, got -1");
+  v1::ListEventsRequest events;
+  events.set_name("demo");
+  events.set_page_size(1001);
+  v1::ListEventsResponse some;
+  grpc::ClientContext of_events;
+  EXPECT_EQ(told(stub_->ListEvents(&of_events, events, &some)),
+            "page_size: expected 0 to 1000, got 1001");
+  v1::ListNodesRequest nodes;
+  nodes.set_page_size(501);
+  v1::ListNodesResponse none;
+  grpc::ClientContext of_nodes;
+  EXPECT_EQ(told(stub_->ListNodes(&of_nodes, nodes, &none)),
+            "page_size: expected 0 to 500, got 501");
+  const auto logs = [&](int64_t tail) {
+    v1::StreamLogsRequest request;
+    request.set_name("demo");
+    request.set_rank(-1);
+    request.set_tail(tail);
+    grpc::ClientContext context;
+    return stub_->StreamLogs(&context, request)->Finish();
+  };
+  EXPECT_TRUE(logs(10'000).ok());
+  EXPECT_EQ(told(logs(10'001)), "tail: expected 0 to 10000, got 10001");
+  v1::StreamMetricsRequest metrics;
+  metrics.set_name("demo");
+  metrics.set_last(-1);
+  grpc::ClientContext of_metrics;
+  EXPECT_TRUE(absl::StartsWith(told(stub_->StreamMetrics(&of_metrics, metrics)->Finish()),
+                               "last: expected 0 to "));
+}
+
 TEST_F(JobsServiceTest, WhatComesAndGoesBetweenPagesHidesNothingElse) {
   OnStrand([this] {
     for (int i = 0; i < 30; ++i) {

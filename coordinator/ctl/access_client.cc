@@ -143,6 +143,9 @@ class GrpcAccessClient final : public AccessClient {
     if (status.error_code() == grpc::StatusCode::UNAVAILABLE) {
       return ExplainTransport(endpoint_, status.error_message());
     }
+    if (status.error_code() == grpc::StatusCode::UNIMPLEMENTED) {
+      return ExplainUnknownCall(endpoint_);
+    }
     return absl::Status(static_cast<absl::StatusCode>(status.error_code()), status.error_message());
   }
 

@@ -1,9 +1,13 @@
 #include "coordinator/ctl/channel_client.h"
 
+#include <chrono>
+
+#include <absl/strings/match.h>
 #include <absl/strings/str_cat.h>
 #include <grpcpp/grpcpp.h>
 
 #include "common/net_address.h"
+#include "common/peer_chain.h"
 #include "coordinator/api/job_file_proto.h"
 
 namespace ravel::ctl {
@@ -39,6 +43,24 @@ absl::StatusOr<std::shared_ptr<grpc::Channel>> OpenChannel(const Endpoint& endpo
   return grpc::CreateCustomChannel(endpoint.address, credentials, arguments);
 }
 
+namespace {
+
+constexpr auto kLookTime = std::chrono::milliseconds(500);
+
+// The words about a server that is reached, and is no coordinator that this endpoint can talk to.
+std::string Reached(const Endpoint& endpoint) {
+  const ServerView view = LookAtServer(endpoint.address, kLookTime);
+  const bool plain = endpoint.context == nullptr;
+  if (view.speech == Speech::kForeign || (view.speech == Speech::kPlainGrpc && !plain)) {
+    return absl::StrCat("expected a ravel-coordinator there, but ", view.text, ": ");
+  }
+  return view.speech == Speech::kTls && plain
+             ? "it speaks TLS, and no context is in use (`ravelctl login`): "
+             : "";
+}
+
+}  // namespace
+
 absl::Status ExplainTransport(const Endpoint& endpoint, const std::string& message) {
   return absl::UnavailableError(
       absl::StrCat("coordinator ",
@@ -46,7 +68,20 @@ absl::Status ExplainTransport(const Endpoint& endpoint, const std::string& messa
                    " cannot be reached",
                    endpoint.context == nullptr ? "" : " by TLS with this context",
                    ": ",
+                   // A name that does not resolve would hold this up, and has no server.
+                   absl::StrContains(message, "DNS") ? "" : Reached(endpoint),
                    message));
+}
+
+absl::Status ExplainUnknownCall(const Endpoint& endpoint) {
+  const std::string reached = Reached(endpoint);
+  return absl::UnimplementedError(
+      absl::StrCat("coordinator ",
+                   endpoint.address,
+                   ": ",
+                   reached,
+                   "the server does not know this call",
+                   reached.empty() ? ": it is no ravel-coordinator, or of an older release" : ""));
 }
 
 }  // namespace ravel::ctl

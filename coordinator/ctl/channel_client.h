@@ -13,7 +13,10 @@ namespace ravel::ctl {
 // InvalidArgument: the address is neither, or none. Nothing is sent before the first call.
 absl::StatusOr<std::shared_ptr<grpc::Channel>> OpenChannel(const Endpoint& endpoint);
 
-// Explains a refusal of the transport in words; other statuses stay as they are.
+// Explains a refusal of the transport (UNAVAILABLE) in words: connects once more, for half a second
+// at most, to say what listens there.
 absl::Status ExplainTransport(const Endpoint& endpoint, const std::string& message);
+// The same of a server that does not know a call (UNIMPLEMENTED).
+absl::Status ExplainUnknownCall(const Endpoint& endpoint);
 
 }  // namespace ravel::ctl

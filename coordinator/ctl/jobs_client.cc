@@ -459,6 +459,9 @@ class GrpcJobsClient : public JobsClient {
     if (status.error_code() == grpc::StatusCode::UNAVAILABLE) {
       return ExplainTransport(endpoint_, status.error_message());
     }
+    if (status.error_code() == grpc::StatusCode::UNIMPLEMENTED) {
+      return ExplainUnknownCall(endpoint_);
+    }
     absl::Status out(static_cast<absl::StatusCode>(status.error_code()), status.error_message());
     const auto& trailing = context.GetServerTrailingMetadata();
     const auto found = trailing.find(kDetailKey);

@@ -1,8 +1,14 @@
 #include "common/certificate.h"
 
 #include <chrono>
+#include <string>
+#include <thread>
+#include <utility>
 
 #include <gtest/gtest.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+#include <unistd.h>
 
 #include "common/join_token.h"
 #include "common/peer_chain.h"
@@ -126,6 +132,76 @@ TEST(JoinTokenTest, MayComeFromTheInput) {
   EXPECT_LE(TokenOf("-", endless).size(), 256u);
   std::istringstream nothing;
   EXPECT_EQ(TokenOf("-", nothing), "");
+}
+
+// A server on loopback that answers the first message of its one client with `answer`, then closes.
+class PlainServer {
+ public:
+  explicit PlainServer(std::string answer)
+      : listener_(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)) {
+    sockaddr_in address = {};
+    address.sin_family = AF_INET;
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    socklen_t size = sizeof address;
+    auto* const generic = reinterpret_cast<sockaddr*>(&address);
+    EXPECT_EQ(bind(listener_, generic, size), 0);
+    EXPECT_EQ(listen(listener_, 1), 0);
+    EXPECT_EQ(getsockname(listener_, generic, &size), 0);
+    port_ = ntohs(address.sin_port);
+    thread_ = std::thread([this, answer = std::move(answer)] {
+      const int client = accept(listener_, nullptr, nullptr);
+      char hello[4096];
+      EXPECT_GT(recv(client, hello, sizeof hello, 0), 0);
+      EXPECT_EQ(send(client, answer.data(), answer.size(), MSG_NOSIGNAL),
+                static_cast<ssize_t>(answer.size()));
+      shutdown(client, SHUT_WR);
+      while (recv(client, hello, sizeof hello, 0) > 0) {
+      }
+      close(client);
+    });
+  }
+  ~PlainServer() {
+    thread_.join();
+    close(listener_);
+  }
+  PlainServer(const PlainServer&) = delete;
+  PlainServer& operator=(const PlainServer&) = delete;
+  std::string address() const { return "127.0.0.1:" + std::to_string(port_); }
+
+ private:
+  int listener_;
+  int port_ = 0;
+  std::thread thread_;
+};
+
+TEST(PeerChainTest, AServerThatIsNoCoordinatorIsNamed) {
+  const auto told = [](const std::string& answer) {
+    const PlainServer server(answer);
+    const absl::StatusOr<std::string> authority =
+        FetchAuthority(server.address(), std::string(64, 'a'), std::chrono::seconds(20));
+    EXPECT_EQ(authority.status().code(), absl::StatusCode::kUnavailable) << authority.status();
+    return std::string(authority.status().message());
+  };
+  EXPECT_EQ(told("HTTP/1.1 400 Bad Request\r\n\r\n"),
+            "expected a ravel-coordinator there, but it speaks HTTP without TLS");
+  EXPECT_EQ(told(std::string("\0\0\x12\x04\0\0\0\0\0", 9) + std::string(18, 'x')),
+            "expected a ravel-coordinator there, but it speaks HTTP/2 without TLS, as servers with "
+            "--dev-loopback do");
+  EXPECT_EQ(told("220 mail.example ESMTP\r\n"),
+            "expected a ravel-coordinator there, but it does not speak TLS");
+  EXPECT_EQ(told(""),
+            "expected a ravel-coordinator there, but it closes the connection at the first message "
+            "of TLS");
+  EXPECT_EQ(told(std::string("\x15\x03\x03\0\x02\x02\x28", 7)),
+            "the server does not speak TLS, or refuses it");
+}
+
+TEST(PeerChainTest, AServerIsSeenByItsFirstAnswer) {
+  const PlainServer plain(std::string("\0\0\0\x04\0\0\0\0\0", 9));
+  EXPECT_EQ(LookAtServer(plain.address(), std::chrono::seconds(20)).speech, Speech::kPlainGrpc);
+  const PlainServer pages("HTTP/1.1 400 Bad Request\r\n\r\n");
+  EXPECT_EQ(LookAtServer(pages.address(), std::chrono::seconds(20)).speech, Speech::kForeign);
+  EXPECT_EQ(LookAtServer("127.0.0.1:1", std::chrono::seconds(20)).speech, Speech::kUnknown);
 }
 
 TEST(PeerChainTest, NobodyThereIsUnavailable) {

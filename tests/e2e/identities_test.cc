@@ -152,6 +152,69 @@ TEST_F(IdentitiesTest, TokensThatAreNotGoodAdmitNobody) {
   EXPECT_EQ(cluster_->Audited("", "Access.Enrol", "OK"), 2) << "the administrator's and n1's";
 }
 
+TEST_F(IdentitiesTest, APortOfAnotherServerIsNamed) {
+  ASSERT_NO_FATAL_FAILURE(Start({.page_tokens = "0123456789abcdef\n"}));
+  const std::string identity = cluster_->folder() + "/store-identity";
+  ASSERT_EQ(cluster_
+                ->Run({BinaryPath("ravel-coordinator"),
+                       "certify-store",
+                       "--state-dir",
+                       cluster_->folder() + "/state",
+                       "--name",
+                       "127.0.0.1",
+                       "--out",
+                       identity})
+                .exit_code,
+            0);
+  StoreProcess store(
+      {.folder = cluster_->folder() + "/server",
+       .flags = {
+           "--identity", identity, "--operators", "admin", "--coordinator", cluster_->address()}});
+  ASSERT_EQ(store.Start(), absl::OkStatus());
+  StoreProcess plain({.folder = cluster_->folder() + "/plain", .flags = {"--dev-loopback"}});
+  ASSERT_EQ(plain.Start(), absl::OkStatus());
+  const auto address_of = [](const StoreProcess& process) {
+    return absl::StrReplaceAll(process.Url(""), {{"ravel://", ""}, {"/", ""}});
+  };
+  const std::string pages = "127.0.0.1:" + cluster_->http_port();
+  const std::string token = cluster_->Token({"node"});
+  const auto join = [&](const std::string& address) {
+    const RunResult refused = cluster_->Run({BinaryPath("ravel-worker"),
+                                             "join",
+                                             "--coordinator",
+                                             address,
+                                             "--work-dir",
+                                             cluster_->WorkDir("n1"),
+                                             token});
+    EXPECT_NE(refused.exit_code, 0);
+    EXPECT_THAT(refused.err, HasSubstr(absl::StrCat("coordinator ", address, ": expected a ")));
+    return refused.err;
+  };
+  const auto list = [&](const std::string& address) {
+    const RunResult refused = cluster_->Run(
+        {BinaryPath("ravelctl"), "--context", "admin", "--coordinator", address, "list"});
+    EXPECT_NE(refused.exit_code, 0);
+    EXPECT_THAT(refused.err, HasSubstr("expected a ravel-coordinator there, but "));
+    return refused.err;
+  };
+  EXPECT_THAT(join(address_of(store)), HasSubstr("but a ravel-store listens"));
+  EXPECT_THAT(list(address_of(store)), HasSubstr("but a ravel-store listens"));
+  EXPECT_THAT(join(address_of(plain)), HasSubstr("but it speaks HTTP/2 without TLS"));
+  EXPECT_THAT(list(address_of(plain)), HasSubstr("but it speaks HTTP/2 without TLS"));
+  EXPECT_THAT(join(pages), HasSubstr("TLS without HTTP/2"));
+  EXPECT_THAT(list(pages), HasSubstr("TLS without HTTP/2"));
+  const RunResult login = cluster_->Run({BinaryPath("ravelctl"),
+                                         "login",
+                                         "--coordinator",
+                                         address_of(store),
+                                         "--context",
+                                         "new",
+                                         cluster_->Token({"user", "uma", "--role", "user"})});
+  EXPECT_NE(login.exit_code, 0);
+  EXPECT_THAT(login.err, HasSubstr("but a ravel-store listens"));
+  EXPECT_EQ(cluster_->Join("n1", token).exit_code, 0) << "the token is not spent";
+}
+
 TEST_F(IdentitiesTest, ANodeSpeaksForItselfAlone) {
   ASSERT_NO_FATAL_FAILURE(Start());
   const std::string token = cluster_->Token({"node", "--uses", "2"});

@@ -48,6 +48,10 @@ absl::StatusOr<NodeIdentity> Join(const std::string& coordinator,
   context.set_deadline(std::chrono::system_clock::now() + kDeadline);
   v1::EnrolResponse response;
   const grpc::Status status = stub->Enrol(&context, request, &response);
+  if (status.error_code() == grpc::StatusCode::UNIMPLEMENTED) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "coordinator ", coordinator, ": it does not know this call: it is no ravel-coordinator"));
+  }
   if (!status.ok()) {
     return absl::Status(static_cast<absl::StatusCode>(status.error_code()),
                         absl::StrCat("coordinator ", coordinator, ": ", status.error_message()));

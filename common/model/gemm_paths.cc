@@ -188,12 +188,17 @@ absl::Status CheckGemmPath(GemmPath path, const GemmDevice& device) {
   return absl::OkStatus();
 }
 
+bool MultipliesCodes(Recipe recipe, const GemmDevice& device) {
+  const Needs* const needs = std::ranges::find(kNeeds, PathOfCodes(recipe), &Needs::path);
+  return device.compute_major == 0 || needs == std::end(kNeeds) || HasCapability(*needs, device);
+}
+
 absl::Status CheckRecipeOnGpu(const RecipeSpec& spec, const GemmDevice& device) {
-  const GemmPath path = spec.emulation.empty() ? PathOfCodes(spec.recipe) : GemmPath::kNone;
-  const Needs* const needs = std::ranges::find(kNeeds, path, &Needs::path);
-  if (device.compute_major == 0 || needs == std::end(kNeeds) || HasCapability(*needs, device)) {
+  if (!spec.emulation.empty() || MultipliesCodes(spec.recipe, device)) {
     return absl::OkStatus();
   }
+  const GemmPath path = PathOfCodes(spec.recipe);
+  const Needs* const needs = std::ranges::find(kNeeds, path, &Needs::path);
   std::vector<const char*> paths;
   for (const Needs& known : kNeeds) {
     if (HasCapability(known, device)) {

@@ -49,6 +49,9 @@ struct GemmDevice {
 };
 // An error names the gemms of the path, the device and what it lacks.
 absl::Status CheckGemmPath(GemmPath path, const GemmDevice& device);
+// False if a GPU of this capability has no gemms of the recipe's codes, whatever library it has;
+// true where the capability is not known (0.0).
+bool MultipliesCodes(Recipe recipe, const GemmDevice& device);
 // Refuses a job's recipe where a GPU of this capability has no gemms of its path, whatever library
 // it has; nothing where the capability is not known (0.0) or an emulation is allowed. The error
 // names precision.recipe, the paths that the device has and the emulation that it would take.

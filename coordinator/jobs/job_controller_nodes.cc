@@ -55,6 +55,7 @@ std::set<std::string> JobController::AvoidedNodes(const Entry& entry) const {
 
 bool JobController::FitsElsewhere(const Entry& entry, const std::string& node_id) const {
   const plan::JobSpec& spec = entry.record.spec;
+  const plan::Recipe recipe = RecipeOfGpus(spec);
   std::map<std::string, int64_t> hosts;
   for (const auto& [id, node] : membership_.nodes()) {
     if (id == node_id || entry.lacking.contains(id) || entry.unfit.contains(id) ||
@@ -62,8 +63,9 @@ bool JobController::FitsElsewhere(const Entry& entry, const std::string& node_id
       continue;
     }
     hosts[HostOf(node.facts.host_id, id)] += std::count_if(
-        node.facts.devices.begin(), node.facts.devices.end(), [&spec](const DeviceFacts& device) {
-          return (device.kind == "cpu") == spec.cpu_devices;
+        node.facts.devices.begin(), node.facts.devices.end(), [&](const DeviceFacts& device) {
+          return (device.kind == "cpu") == spec.cpu_devices &&
+                 (recipe == plan::Recipe::kNone || !Has(RecipesLackedBy(device.model), recipe));
         });
   }
   const int64_t together = ShapeOf(spec).together;

@@ -156,6 +156,7 @@ void JobController::SyncNode(const std::string& node_id) {
   NodePlaces places{node->facts.host_id, node->facts.data_address, {}, false};
   for (const DeviceFacts& device : node->facts.devices) {
     places.cpu.push_back(device.kind == "cpu");
+    places.lacks.push_back(places.cpu.back() ? RecipeSet{0} : RecipesLackedBy(device.model));
   }
   places.usable = node->TakesWork() && !stale_.On(node_id);
   scheduler_.SetNode(node_id, std::move(places));

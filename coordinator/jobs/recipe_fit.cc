@@ -19,8 +19,7 @@ RecipeFit CheckRecipeHere(const plan::JobSpec& spec, const DeviceInventory& inve
       continue;
     }
     fit.status = fit.status.ok() ? Annotate(able, "on the gpus that are here") : fit.status;
-    fit.warnings.push_back(absl::StrCat(
-        "a trainer that is placed on ", model, " ends at its start: ", able.message()));
+    fit.warnings.push_back(absl::StrCat("the job is not placed on ", model, ": ", able.message()));
   }
   if (runs) {
     fit.status = absl::OkStatus();

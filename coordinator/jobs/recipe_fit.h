@@ -13,7 +13,7 @@ namespace ravel::coordinator {
 
 struct RecipeFit {
   absl::Status status;                // why no GPU that is here can run the recipe
-  std::vector<std::string> warnings;  // models that cannot, where others may
+  std::vector<std::string> warnings;  // models that cannot, where others may: none is placed there
 };
 
 // An error names the job field, the first model and what it lacks. Models that are not known may

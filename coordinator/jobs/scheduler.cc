@@ -2,7 +2,8 @@
 // of them does, so one attempt per group suffices, and a group is tried again only when devices of
 // its kind were freed (`tried` against `freed_`). Nodes are ordered by free devices, so a placement
 // walks only the nodes that it uses. Cost of a decision: the number of groups plus the devices
-// placed, not the number of jobs or nodes.
+// placed, not the number of jobs or nodes; a shape with a recipe or groups of a host looks at each
+// node with free devices.
 
 #include "coordinator/jobs/scheduler.h"
 
@@ -12,6 +13,7 @@
 
 #include <absl/strings/str_cat.h>
 
+#include "common/model/recipes.h"
 #include "common/signed_size.h"
 
 namespace ravel::coordinator {
@@ -22,11 +24,30 @@ Shape ShapeOf(const plan::JobSpec& spec, const std::set<std::string>& avoid) {
           .transport = spec.transport,
           .sizes = spec.elastic.sizes,
           .together = spec.tensor_across_nodes ? 1 : spec.tensor,
+          .recipe = RecipeOfGpus(spec),
           .avoid = {avoid.begin(), avoid.end()}};
 }
 
 bool Scheduler::IsFree(const Node& node, int64_t device) const {
   return !node.taken.contains(device) && !node.blocked.contains(device);
+}
+
+std::vector<int64_t> Scheduler::FreeDevices(const Node& node, const Shape& shape) const {
+  std::vector<int64_t> free;
+  for (int64_t device = 0; device < std::ssize(node.places.cpu); ++device) {
+    const bool lacks =
+        device < std::ssize(node.places.lacks) && Has(At(node.places.lacks, device), shape.recipe);
+    if (node.places.cpu[Size(device)] == shape.cpu && !lacks && IsFree(node, device)) {
+      free.push_back(device);
+    }
+  }
+  return free;
+}
+
+int64_t Scheduler::CountFree(const Node& node, const Shape& shape) const {
+  return shape.recipe == plan::Recipe::kNone || node.places.lacks.empty()
+             ? node.free[shape.cpu ? 1 : 0]
+             : std::ssize(FreeDevices(node, shape));
 }
 
 void Scheduler::Recount(const std::string& node_id, Node& node) {
@@ -59,6 +80,11 @@ void Scheduler::SetNode(const std::string& node_id, NodePlaces places) {
   Node& node = nodes_[node_id];
   if (node.places == places) {
     return;
+  }
+  // Other models of as many devices may serve a shape that did not fit before.
+  if (node.places.lacks != places.lacks) {
+    ++freed_[0];
+    changed_ = true;
   }
   node.places = std::move(places);
   Recount(node_id, node);
@@ -162,7 +188,8 @@ std::map<std::string, int64_t> Scheduler::FreeByHost(const Shape& shape) const {
   std::map<std::string, int64_t> hosts;
   for (const auto& [free, node_id] : by_free_[shape.cpu ? 1 : 0]) {
     if (!std::binary_search(shape.avoid.begin(), shape.avoid.end(), node_id)) {
-      hosts[HostOf(nodes_.at(node_id).places.host_id, node_id)] -= free;  // which is kept negative
+      const Node& node = nodes_.at(node_id);
+      hosts[HostOf(node.places.host_id, node_id)] += CountFree(node, shape);
     }
   }
   return hosts;
@@ -170,7 +197,7 @@ std::map<std::string, int64_t> Scheduler::FreeByHost(const Shape& shape) const {
 
 int64_t Scheduler::Free(const Shape& shape) const {
   const int kind = shape.cpu ? 1 : 0;
-  if (shape.together > 1) {
+  if (shape.together > 1 || shape.recipe != plan::Recipe::kNone) {
     int64_t whole = 0;
     for (const auto& [host, free] : FreeByHost(shape)) {
       whole += free / shape.together * shape.together;
@@ -185,15 +212,9 @@ int64_t Scheduler::Free(const Shape& shape) const {
   return free;
 }
 
-NodeOffer Scheduler::OfferOf(const std::string& node_id, bool cpu) const {
+NodeOffer Scheduler::OfferOf(const std::string& node_id, const Shape& shape) const {
   const Node& node = nodes_.at(node_id);
-  NodeOffer offer{node_id, node.places.host_id, node.places.address, {}};
-  for (size_t device = 0; device < node.places.cpu.size(); ++device) {
-    if (node.places.cpu[device] == cpu && IsFree(node, static_cast<int64_t>(device))) {
-      offer.devices.push_back(static_cast<int64_t>(device));
-    }
-  }
-  return offer;
+  return {node_id, node.places.host_id, node.places.address, FreeDevices(node, shape)};
 }
 
 // The best nodes that have `size` devices together.
@@ -210,8 +231,11 @@ std::vector<NodeOffer> Scheduler::Offers(const Shape& shape, int64_t size) const
     if (std::binary_search(shape.avoid.begin(), shape.avoid.end(), node_id)) {
       continue;
     }
-    offers.push_back(OfferOf(node_id, shape.cpu));
-    offered += static_cast<int64_t>(offers.back().devices.size());
+    NodeOffer offer = OfferOf(node_id, shape);
+    if (!offer.devices.empty()) {
+      offered += std::ssize(offer.devices);
+      offers.push_back(std::move(offer));
+    }
   }
   return offers;
 }
@@ -233,7 +257,7 @@ std::vector<NodeOffer> Scheduler::OffersTogether(const Shape& shape, int64_t siz
     if (std::binary_search(shape.avoid.begin(), shape.avoid.end(), node_id)) {
       continue;
     }
-    NodeOffer offer = OfferOf(node_id, shape.cpu);
+    NodeOffer offer = OfferOf(node_id, shape);
     int64_t& rest = taken[HostOf(offer.host_id, node_id)];
     offer.devices.resize(Size(std::min(rest, std::ssize(offer.devices))));
     rest -= std::ssize(offer.devices);
@@ -250,7 +274,11 @@ std::string Scheduler::TooFew(const Shape& shape, int64_t free) const {
       shape.sizes.empty() ? 1 : shape.sizes.front(),
       " free ",
       shape.cpu ? "cpu" : "gpu",
-      " devices, ",
+      " devices",
+      shape.recipe == plan::Recipe::kNone
+          ? ""
+          : absl::StrCat(" that multiply codes of ", plan::RecipeName(shape.recipe)),
+      ", ",
       free,
       " are free",
       shape.together == 1 ? "" : absl::StrCat(" in whole groups of ", shape.together, " on a host"),

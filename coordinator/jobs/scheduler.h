@@ -15,6 +15,7 @@
 
 #include "common/model/job_spec.h"
 #include "coordinator/jobs/admission.h"
+#include "coordinator/jobs/gpu_recipes.h"
 
 namespace ravel::coordinator {
 
@@ -24,9 +25,10 @@ struct Shape {
   bool cpu = true;
   int64_t wanted = 0;
   plan::Transport transport = plan::Transport::kAuto;
-  std::vector<int64_t> sizes;      // that are allowed
-  int64_t together = 1;            // devices of one host that are taken or left as one
-  std::vector<std::string> avoid;  // nodes, ascending
+  std::vector<int64_t> sizes;                 // that are allowed
+  int64_t together = 1;                       // devices of one host that are taken or left as one
+  plan::Recipe recipe = plan::Recipe::kNone;  // that the devices must not lack
+  std::vector<std::string> avoid;             // nodes, ascending
   auto operator<=>(const Shape&) const = default;
 };
 Shape ShapeOf(const plan::JobSpec& spec, const std::set<std::string>& avoid = {});
@@ -41,8 +43,9 @@ struct DeviceRef {
 struct NodePlaces {
   std::string host_id;
   std::string address;
-  std::vector<bool> cpu;  // by device: of kind cpu, else gpu
-  bool usable = false;    // new ranks may go there
+  std::vector<bool> cpu;              // by device: of kind cpu, else gpu
+  bool usable = false;                // new ranks may go there
+  std::vector<RecipeSet> lacks = {};  // by device; empty: all run every recipe
   bool operator==(const NodePlaces&) const = default;
 };
 
@@ -117,12 +120,15 @@ class Scheduler {
 
   void Recount(const std::string& node_id, Node& node);
   void MakeReady(const WaitingJob& job);
-  // Free devices of a kind by host, without those of nodes that the shape avoids.
+  // Free devices for the shape by host, without those of nodes that it avoids.
   std::map<std::string, int64_t> FreeByHost(const Shape& shape) const;
-  NodeOffer OfferOf(const std::string& node_id, bool cpu) const;
+  NodeOffer OfferOf(const std::string& node_id, const Shape& shape) const;
   std::vector<NodeOffer> Offers(const Shape& shape, int64_t size) const;
   std::vector<NodeOffer> OffersTogether(const Shape& shape, int64_t size) const;
   bool IsFree(const Node& node, int64_t device) const;
+  // The node's free devices of the shape's kind that do not lack its recipe.
+  std::vector<int64_t> FreeDevices(const Node& node, const Shape& shape) const;
+  int64_t CountFree(const Node& node, const Shape& shape) const;
   // A placement without a job, or why there is none.
   absl::StatusOr<Placement> Fit(const Shape& shape) const;
   std::string TooFew(const Shape& shape, int64_t free) const;

@@ -98,6 +98,11 @@ void FakeWorld::KillCoordinator() {
   }
 }
 
+FakeNode& FakeWorld::AddGpuNode(const std::string& id, std::vector<std::string> models) {
+  nodes_[id].gpu_models = std::move(models);
+  return AddNode(id, 0);
+}
+
 FakeNode& FakeWorld::AddNode(const std::string& id, int64_t devices) {
   FakeNode& node = nodes_[id];
   node.id = id;
@@ -118,6 +123,10 @@ void FakeWorld::Connect(FakeNode& node) {
   hello.device_message = node.device_message;
   hello.draining = node.draining;
   hello.work_lock = node.work_lock;
+  for (const std::string& model : node.gpu_models) {
+    hello.devices.push_back(
+        {"gpu", model, int64_t{80} << 30, absl::StrCat("device-", hello.devices.size())});
+  }
   for (int64_t i = 0; i < node.devices; ++i) {
     hello.devices.push_back({"cpu", "test", 1 << 30, absl::StrCat("device-", i)});
   }

@@ -111,9 +111,10 @@ struct FakeNode {
   std::string id;
   std::string incarnation;
   std::string host_id = "host";
-  int64_t devices = 1;         // of kind cpu
-  std::string device_message;  // why it has no GPU
-  StreamId stream = 0;         // 0: not connected
+  int64_t devices = 1;                       // of kind cpu
+  std::vector<std::string> gpu_models = {};  // of as many GPUs, before them
+  std::string device_message;                // why it has no GPU
+  StreamId stream = 0;                       // 0: not connected
   bool alive = true;
   bool frozen = false;  // neither reads nor beats
   std::string work_lock;
@@ -146,6 +147,7 @@ class FakeWorld : public FleetLink {
   bool running() const { return controller_ != nullptr; }
 
   FakeNode& AddNode(const std::string& id, int64_t devices = 1);
+  FakeNode& AddGpuNode(const std::string& id, std::vector<std::string> models);
   void Connect(FakeNode& node);
   void Disconnect(FakeNode& node);
   void Kill(FakeNode& node);     // host gone, stream reset

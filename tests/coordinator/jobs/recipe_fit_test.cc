@@ -44,8 +44,7 @@ TEST(RecipeFit, OneModelThatCanIsEnoughAndTheOthersAreNamed) {
   EXPECT_TRUE(fit.status.ok()) << fit.status;
   ASSERT_EQ(fit.warnings.size(), 1u);
   EXPECT_THAT(fit.warnings[0],
-              HasSubstr("a trainer that is placed on NVIDIA B200 ends at its start: "
-                        "precision.recipe: expected "));
+              HasSubstr("the job is not placed on NVIDIA B200: precision.recipe: expected "));
   EXPECT_TRUE(FitOn(GpuJob(Recipe::kCurrent), {kB200, kH100}).warnings.empty());
 }
 

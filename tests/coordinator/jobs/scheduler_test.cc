@@ -157,6 +157,92 @@ TEST(SchedulerTest, AJobKeepsAwayFromNodesThatItAvoids) {
             std::string::npos);
 }
 
+constexpr char kOldGpu[] = "NVIDIA A100-SXM4-80GB";
+constexpr char kHopperGpu[] = "NVIDIA H100 80GB HBM3";
+
+NodePlaces GpuNode(const std::string& host, const std::vector<std::string>& models) {
+  NodePlaces node = {host, "127.0.0.1", std::vector<bool>(models.size(), false), true};
+  for (const std::string& model : models) {
+    node.lacks.push_back(RecipesLackedBy(model));
+  }
+  return node;
+}
+
+WaitingJob RecipeJob(int64_t order, std::vector<int64_t> sizes, plan::Recipe recipe) {
+  WaitingJob job = Job(order, std::move(sizes));
+  job.shape.cpu = false;
+  job.shape.recipe = recipe;
+  return job;
+}
+
+// The fuller nodes have the wrong models; of the mixed node it takes the one device that will do.
+TEST(SchedulerTest, DevicesThatLackAShapesRecipeAreNotOffered) {
+  Scheduler scheduler;
+  scheduler.SetNode("a-old", GpuNode("x", {kOldGpu, kOldGpu, kOldGpu, kOldGpu}));
+  scheduler.SetNode("b-mixed", GpuNode("y", {kOldGpu, kHopperGpu, kOldGpu}));
+  scheduler.SetNode("c-new", GpuNode("z", {kHopperGpu}));
+  const Shape shape = RecipeJob(0, {2}, plan::Recipe::kFloat8Block).shape;
+  EXPECT_EQ(scheduler.Free(shape), 2);
+  EXPECT_EQ(scheduler.Free(RecipeJob(0, {2}, plan::Recipe::kNone).shape), 8);
+  scheduler.Want(RecipeJob(1, {2}, plan::Recipe::kFloat8Block));
+  const Decision decision = scheduler.Decide(0, kAll);
+  ASSERT_EQ(Placed(decision), std::vector<std::string>{"job-1"});
+  const std::vector<RankPlace>& places = decision.placements[0].places;
+  ASSERT_EQ(places.size(), 2U);
+  EXPECT_EQ(std::pair(places[0].node_id, places[0].device),
+            std::pair(std::string("b-mixed"), int64_t{1}));
+  EXPECT_EQ(std::pair(places[1].node_id, places[1].device),
+            std::pair(std::string("c-new"), int64_t{0}));
+  scheduler.Want(RecipeJob(2, {1}, plan::Recipe::kFloat8Block));
+  scheduler.Want(RecipeJob(3, {6}, plan::Recipe::kNone));
+  EXPECT_EQ(Placed(scheduler.Decide(1, kAll)), std::vector<std::string>{"job-3"})
+      << "six gpus are free for a job without a recipe";
+  EXPECT_EQ(scheduler.Explain("job-2"),
+            "needs 1 free gpu devices that multiply codes of fp8_block, 0 are free");
+}
+
+TEST(SchedulerTest, GroupsOfAHostAreOfDevicesThatHaveTheRecipe) {
+  Scheduler scheduler;
+  scheduler.SetNode("a", GpuNode("x", {kHopperGpu, kOldGpu}));
+  scheduler.SetNode("b", GpuNode("y", {kOldGpu, kHopperGpu, kHopperGpu}));
+  WaitingJob job = RecipeJob(1, {2, 4}, plan::Recipe::kCurrent);
+  job.shape.together = 2;
+  EXPECT_EQ(scheduler.Free(job.shape), 2);
+  scheduler.Want(job);
+  const Decision decision = scheduler.Decide(0, kAll);
+  ASSERT_EQ(decision.placements.size(), 1U);
+  ASSERT_EQ(decision.placements[0].places.size(), 2U);
+  for (const RankPlace& place : decision.placements[0].places) {
+    EXPECT_EQ(place.node_id, "b");
+    EXPECT_NE(place.device, 0);
+  }
+}
+
+// As many devices, of another model: nothing becomes free, and the job fits all the same.
+TEST(SchedulerTest, ANodeWithOtherGpusServesAShapeThatDidNotFit) {
+  Scheduler scheduler;
+  scheduler.SetNode("a", GpuNode("x", {kOldGpu}));
+  scheduler.Want(RecipeJob(1, {1}, plan::Recipe::kCurrent));
+  EXPECT_TRUE(scheduler.Decide(0, kAll).placements.empty());
+  EXPECT_FALSE(scheduler.IsDue(1));
+  scheduler.SetNode("a", GpuNode("x", {kHopperGpu}));
+  EXPECT_EQ(Placed(scheduler.Decide(1, kAll)), std::vector<std::string>{"job-1"});
+}
+
+TEST(SchedulerTest, ShapesHaveTheRecipeWhoseCodesGpusMultiply) {
+  plan::JobSpec spec;
+  spec.recipe.recipe = plan::Recipe::kMxFp8;
+  spec.cpu_devices = true;
+  EXPECT_EQ(ShapeOf(spec).recipe, plan::Recipe::kNone);
+  spec.cpu_devices = false;
+  EXPECT_EQ(ShapeOf(spec).recipe, plan::Recipe::kMxFp8);
+  spec.recipe.emulation = {plan::GemmPath::kDequantBf16};
+  EXPECT_EQ(ShapeOf(spec).recipe, plan::Recipe::kNone);
+  EXPECT_EQ(RecipesLackedBy("Emulated device 0"), 0U) << "what is not known is left to the trainer";
+  EXPECT_TRUE(Has(RecipesLackedBy(kHopperGpu), plan::Recipe::kMxFp8));
+  EXPECT_FALSE(Has(RecipesLackedBy(kHopperGpu), plan::Recipe::kFloat8Block));
+}
+
 TEST(SchedulerTest, AJobStartsWhenItsTimeHasCome) {
   Scheduler scheduler;
   scheduler.SetNode("a", CpuNode(1));

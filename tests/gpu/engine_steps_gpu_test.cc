@@ -176,6 +176,34 @@ TEST_F(GpuSteps, GraphsChangeNoBit) {
   }
 }
 
+// Its micro-batches add up in the sum over lanes, which the next step overwrites. A graph reads
+// that memory, too.
+TEST_F(GpuSteps, ALaneThatIsAloneHasTheBitsOfOneThatIsStagedApart) {
+  for (const plan::WireType wire : {plan::WireType::kF32, plan::WireType::kBF16}) {
+    for (const bool graphs : {false, true}) {
+      RecordArgs args = ManySteps(3);
+      args.spec.virtual_ranks = 1;
+      args.spec.global_batch = 3;
+      args.spec.gradient_wire = wire;
+      args.options.graphs = graphs;
+      const Recording in_sum = RecordOn(gpu(), args);
+      ASSERT_EQ(in_sum.steps.size(), 6u);
+      args.adjust = [adjust = args.adjust](plan::ShardingPlan& plan) -> absl::Status {
+        RETURN_IF_ERROR(adjust(plan));
+        for (plan::ProgramBuffer& buffer : plan.buffers) {
+          if (buffer.kind == plan::BufferKind::kStaging) {
+            EXPECT_GE(buffer.inside, 0) << buffer.name;
+            buffer.inside = {};
+          }
+        }
+        ASSIGN_OR_RETURN(plan.memory, plan::PlanBuffers(plan.buffers, plan.programs));
+        return absl::OkStatus();
+      };
+      EXPECT_EQ(FirstDifference(RecordOn(gpu(), args), in_sum), "") << graphs;
+    }
+  }
+}
+
 TEST_F(GpuSteps, EveryProgramOfAStepIsAGraphFromTheThirdStepOn) {
   const RecordArgs args = ManySteps(3);
   const auto body = [&](RankEngine& engine, int) -> absl::Status {

@@ -25,6 +25,9 @@ std::vector<StrategyCase> DeviceCases() {
   std::vector<StrategyCase> cases;
   for (const char* strategy : {"ZeRO0", "ZeRO1", "ZeRO2", "ZeRO3"}) {
     for (const int64_t width : {1, 2, 4}) {
+      if (width == 1 && strategy == std::string("ZeRO1")) {
+        continue;  // the plan of ZeRO2
+      }
       cases.push_back({.strategy = strategy, .width = width, .in_place = width == 2});
     }
   }

@@ -144,6 +144,9 @@ void LaneCounter::AddTurn(kernels::Stream& stream,
                           int64_t turn,
                           std::span<const float* const> pieces) {
   ForEachBlock(turn, pieces, [&](const plan::CounterStep& step, const auto& block) {
+    if (step.add_into.empty() && block.size() == 1 && block[0] == At(buffers_, step.store)) {
+      return;  // staged there
+    }
     if (stream.backend() == kernels::Backend::kCuda) {
       AddBlockOnDevice(stream, step, block);
     } else {
@@ -232,9 +235,12 @@ void LaneCounter::AddRoundedTurn(kernels::Stream& stream,
     return;
   }
   std::vector<float> exact(pieces.size() * Size(kChunkElements));
-  for (const ShardRun& run : runs_) {
-    const int64_t end = run.offset + run.elements;
-    for (int64_t begin = run.offset; begin < end; begin += kChunkElements) {
+  // From the last chunk to the first: a piece may be the first half of the sum's own memory, where
+  // writing element i leaves all rounded values below element 2i as they are.
+  for (auto run = runs_.rbegin(); run != runs_.rend(); ++run) {
+    const int64_t end = run->offset + run->elements;
+    const int64_t last = run->offset + (run->elements - 1) / kChunkElements * kChunkElements;
+    for (int64_t begin = last; begin >= run->offset; begin -= kChunkElements) {
       const int64_t count = std::min(kChunkElements, end - begin);
       std::vector<const float*> chunk;
       for (size_t i = 0; i < pieces.size(); ++i) {

@@ -44,10 +44,12 @@ class LaneCounter {
  public:
   LaneCounter(std::vector<float*> buffers, const plan::LaneMap& lanes, std::vector<ShardRun> runs);
 
-  // Adds the lanes of a turn; pieces[i] is the gradient of lane FirstLane(turn) + i.
+  // Adds the lanes of a turn; pieces[i] is the gradient of lane FirstLane(turn) + i. A piece that
+  // is the buffer in which it would be stored stays as it is.
   void AddTurn(kernels::Stream& stream, int64_t turn, std::span<const float* const> pieces);
 
-  // The same of gradients that were rounded to bf16 for the wire; sums are fp32.
+  // The same of gradients that were rounded to bf16 for the wire; sums are fp32. The one piece of a
+  // turn may have been rounded into the first half of the buffer in which it is stored.
   void AddRoundedTurn(kernels::Stream& stream,
                       int64_t turn,
                       std::span<const uint16_t* const> pieces);

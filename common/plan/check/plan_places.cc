@@ -30,6 +30,21 @@ absl::Status Fault(const ProgramBuffer& buffer, const char* rule, const char* wh
   return absl::FailedPreconditionError(absl::StrCat(rule, ": ", buffer.name, " ", what));
 }
 
+// K12: staging is the sum over lanes only where it is staged for one lane, of one rank, in the type
+// of sums: nothing else is ever added there.
+absl::Status CheckStagedInSum(const ShardingPlan& plan, BufferId id) {
+  const ProgramBuffer& staging = plan.buffers[id];
+  const ProgramBuffer& sum = plan.buffers[staging.inside];
+  if (!StagedInSum(plan.lanes) || sum.kind != BufferKind::kMainGrad || sum.inside >= 0 ||
+      staging.group != sum.group || staging.call != sum.call || staging.dtype != sum.dtype ||
+      staging.memory != sum.memory || !staging.persistent || !sum.persistent ||
+      staging.bytes != sum.bytes ||
+      plan.memory.offsets[id] != plan.memory.offsets[staging.inside]) {
+    return Fault(staging, "K12", "is not the sum over lanes that it is inside");
+  }
+  return absl::OkStatus();
+}
+
 // K12: what lies inside another buffer is a part of it, of equal size on all ranks that share it:
 // ranks write their own part, and no other.
 absl::Status CheckNesting(const ShardingPlan& plan, BufferId id) {
@@ -37,6 +52,9 @@ absl::Status CheckNesting(const ShardingPlan& plan, BufferId id) {
   const BufferId outer_id = inner.inside;
   if (outer_id >= id) {  // also: no circle
     return Fault(inner, "K12", "is not inside an earlier buffer");
+  }
+  if (inner.kind == BufferKind::kStaging) {
+    return CheckStagedInSum(plan, id);
   }
   const ProgramBuffer& outer = plan.buffers[outer_id];
   const bool of_replicas = outer.kind == BufferKind::kModelWeight;

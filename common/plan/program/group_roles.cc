@@ -168,8 +168,12 @@ bool InBlocks(const LaneMap& lanes,
       return false;
     }
   }
-  // A wire that rounds does so to each lane's gradient.
-  return lanes.lanes % lanes.ranks == 0 && lanes.lanes > lanes.ranks && wire == WireType::kF32;
+  // A wire that rounds does so to each lane's gradient. A rank that is a replica alone has nothing
+  // to wait with: both ways add its lanes in one counter, and blocks would copy the sum.
+  if (wire != WireType::kF32 || lanes.width() == 1) {
+    return false;
+  }
+  return lanes.lanes % lanes.ranks == 0 && lanes.lanes > lanes.ranks;
 }
 
 absl::StatusOr<Mesh> MeshOf(const LaneMap& lanes, int64_t tensor_ranks) {

@@ -30,7 +30,7 @@ std::string ChoiceText(const StrategyChoice& choice, const LaneMap& lanes);
 // batch resolved and a tensor axis of 1 or more; errors name the field.
 absl::StatusOr<LaneMap> LanesOf(const JobSpec& spec, int64_t devices);
 // True if each rank computes an aligned block of lanes: where all trained units keep gradients
-// Partial between micro-batches, and ranks divide the lanes, several each.
+// Partial between micro-batches, and several ranks of a replica divide the lanes, several each.
 bool InBlocks(const LaneMap& lanes,
               WireType wire,
               const ModelInventory& inventory,

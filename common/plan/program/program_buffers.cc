@@ -234,13 +234,16 @@ class BufferList {
     if (moves.each_turn.empty()) {
       AddCounter(call, BufferKind::kLocalGrad, local_, true);
     }
-    AddCounter(call, BufferKind::kMainGrad, inner_, replicas || !moves.whole.empty());
+    const bool in_sum = StagedInSum(lanes) && !moves.each_turn.empty();
+    AddCounter(call, BufferKind::kMainGrad, inner_, replicas || !moves.whole.empty() || in_sum);
+    const BufferId sum_of_lane = buffers_.last_id();
     const DType staged = StagedType(lanes, request_.options, call);
     const int64_t total = TotalElements(call.group);
     ProgramBuffer staging = OfCall("staging", BufferKind::kStaging, call, total, staged);
     const bool peers_read = !moves.each_turn.empty() || !moves.each_lane.empty();
     staging.memory = peers_read ? peers_ : MemoryKind::kPrivate;
     staging.persistent = lanes.micro_batches > 1;
+    staging.inside = in_sum ? sum_of_lane : BufferId();
     buffers_.Add(staging);
     const bool received = !request_.options.read_peers_in_place;
     if (received) {
@@ -359,6 +362,10 @@ int64_t WeightBytes(const GroupLayout& group, const ProgramOptions& options, int
 DType StagedType(const LaneMap& lanes, const ProgramOptions& options, const GradientCall& call) {
   const bool leaves = lanes.micro_batches == 1 && !lanes.blocks;
   return leaves && call.written_once ? options.staged_type : kGradientType;
+}
+
+bool StagedInSum(const LaneMap& lanes) {
+  return lanes.micro_batches > 1 && lanes.Inner().lanes == 1;
 }
 
 int64_t AddendElements(const ModelInventory& inventory) {

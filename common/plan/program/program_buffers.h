@@ -24,6 +24,12 @@ int64_t WeightBytes(const GroupLayout& group, const ProgramOptions& options, int
 // reduce.
 DType StagedType(const LaneMap& lanes, const ProgramOptions& options, const GradientCall& call);
 
+// True if the gradient of a lane is the sum over lanes, and that of several micro-batches: a rank
+// that reduces in each turn then stages it in the memory of that sum, since nothing is added to it.
+// With V lanes on one rank, V > 1, staging and the counter are log2(V) + 1 buffers, the least that
+// the fixed tree needs.
+bool StagedInSum(const LaneMap& lanes);
+
 // Elements of the addend of a sum of activations, and bytes of one rank's rows of the largest
 // activation that is gathered; 0 where the inventory is not cut for a tensor axis.
 int64_t AddendElements(const ModelInventory& inventory);

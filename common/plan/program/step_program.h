@@ -154,9 +154,9 @@ struct ProgramBuffer {
   int64_t bytes = 0;
   DType dtype = DType::kU8;  // of its elements; kU8: activations, which are of several types
   bool persistent = false;   // lives across steps
-  // The buffer that holds its bytes, or none: one of its own. Main weights lie inside model weights
-  // where both exist, those inside the gathered buffer where that is resident; the plan counts no
-  // bytes of their own. Which part it is: BufferOffset in plan_pieces.h.
+  // The buffer that holds its bytes, uncounted; none: one of its own. Main weights lie inside model
+  // weights, those inside the gathered buffer where that is resident, and the staging of one lane
+  // in the sum over lanes (StagedInSum). Which part it is: BufferOffset in plan_pieces.h.
   BufferId inside = {};
 
   int64_t elements() const { return bytes / DTypeBytes(dtype); }

@@ -79,5 +79,51 @@ TEST(LaneCounter, AddsInTheOrderOfTheTreeForEveryNumberOfRanks) {
   }
 }
 
+// The counter of one lane, whose buffer holds the lane itself.
+TEST(LaneCounter, ALaneThatIsStagedInItsSumStaysThere) {
+  kernels::CpuStream stream;
+  const std::vector<ShardRun> runs = {{.offset = 0, .elements = kElements}};
+  const std::vector<float> lane = LaneGradients(1).front();
+  std::vector<float> sum = lane;
+  LaneCounter counter({sum.data()}, {.lanes = 1, .ranks = 1}, runs);
+  const std::vector<const float*> pieces = {sum.data()};
+  counter.AddTurn(stream, 0, pieces);
+  EXPECT_EQ(sum, lane);
+}
+
+// Rounded for the wire into the first half of that buffer, as from memory of its own.
+TEST(LaneCounter, ALaneThatIsRoundedInItsSumHasTheBitsOfOneThatIsRoundedApart) {
+  kernels::CpuStream stream;
+  const std::vector<ShardRun> runs = {{.offset = 0, .elements = 300},
+                                      {.offset = 512, .elements = 20000}};
+  std::mt19937 random(5);
+  std::normal_distribution<float> normal;
+  std::vector<float> lane(20736);
+  for (float& value : lane) {
+    value = normal(random);
+  }
+  lane[7] = std::numeric_limits<float>::quiet_NaN();
+  const auto elements = static_cast<int64_t>(lane.size());
+  const plan::LaneMap one = {.lanes = 1, .ranks = 1};
+
+  std::vector<float> packed = lane;
+  PackBf16(packed.data(), elements);
+  std::vector<float> apart(lane.size(), 42.0f);
+  const std::vector<const uint16_t*> of_packed = {reinterpret_cast<const uint16_t*>(packed.data())};
+  LaneCounter({apart.data()}, one, runs).AddRoundedTurn(stream, 0, of_packed);
+
+  std::vector<float> in_sum = lane;
+  PackBf16(in_sum.data(), elements);
+  const std::vector<const uint16_t*> of_sum = {reinterpret_cast<const uint16_t*>(in_sum.data())};
+  LaneCounter({in_sum.data()}, one, runs).AddRoundedTurn(stream, 0, of_sum);
+
+  for (const ShardRun& run : runs) {
+    for (int64_t i = run.offset; i < run.offset + run.elements; ++i) {
+      const auto at = static_cast<size_t>(i);
+      ASSERT_EQ(std::bit_cast<uint32_t>(apart[at]), std::bit_cast<uint32_t>(in_sum[at])) << i;
+    }
+  }
+}
+
 }  // namespace
 }  // namespace ravel::shard

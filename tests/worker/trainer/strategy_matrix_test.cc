@@ -93,8 +93,8 @@ std::string WhyEqual(const StrategyCase& a, const StrategyCase& b) {
   }
   const bool first_two = (a.strategy == "ZeRO1" && b.strategy == "ZeRO2") ||
                          (a.strategy == "ZeRO2" && b.strategy == "ZeRO1");
-  if (first_two && kMatrixLanes % a.width != 0) {
-    return "a width that does not divide the lanes: both reduce in every turn";
+  if (first_two && (kMatrixLanes % a.width != 0 || a.width == 1)) {
+    return "a width that is 1 or does not divide the lanes: both reduce in every turn";
   }
   return "";
 }

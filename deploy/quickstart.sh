@@ -211,6 +211,7 @@ ctl submit -f "$job" --follow || follow=$?
 
 say "Result"
 ctl get quickstart
+ctl describe quickstart | grep '^Gemm path' || true
 state=$(job_field state)
 mapfile -t losses < <(ctl metrics quickstart -o jsonl | sed -n 's/.*"loss": *\([-0-9.e]*\).*/\1/p')
 first=${losses[0]:-} last=${losses[-1]:-}

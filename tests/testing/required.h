@@ -15,7 +15,7 @@ namespace ravel::testing {
 
 // namespaces: network and mount namespaces, and ip. tbf: the qdisc that slows a link. mounts: a
 // tmpfs of the test's own. moto: tests/testing/moto.sh. swift: its Debian packages. cuda: a build
-// with the toolkit. The last two are asked for by scripts of tests/deploy.
+// with the toolkit. corpus: the quickstart's text. Scripts of tests/deploy ask for the last three.
 inline constexpr absl::string_view kMeans[] = {"namespaces",
                                                "tbf",
                                                "mounts",
@@ -25,7 +25,8 @@ inline constexpr absl::string_view kMeans[] = {"namespaces",
                                                "swift",
                                                "cuda",
                                                "systemd",
-                                               "promtool"};
+                                               "promtool",
+                                               "corpus"};
 
 // A name in RAVEL_REQUIRE that is not one of kMeans fails the test.
 inline bool IsRequired(absl::string_view means) {

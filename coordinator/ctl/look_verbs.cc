@@ -112,7 +112,7 @@ void SayWhatJobsWaitFor(const std::vector<JobView>& jobs) {
   }
   if (waiting.size() <= kMostLines) {
     for (const JobView* job : waiting) {
-      Say(absl::StrCat(job->namespace_name, "/", job->name, " is queued: ", job->message));
+      Say(absl::StrCat(job->namespace_name, "/", job->name, " is queued: ", OneLine(job->message)));
     }
     return;
   }
@@ -421,7 +421,7 @@ int RunLogs(const CommonOptions& common, const LogsOptions& options) {
       return true;
     }
     if (common.format == Format::kTable) {
-      Print(absl::StrCat("[", line.attempt, ".", line.rank, "] ", line.text, "\n"));
+      Print(absl::StrCat("[", line.attempt, ".", line.rank, "] ", OneLine(line.text), "\n"));
     } else if (whole) {
       documents.push_back(line.document);
     } else {

@@ -11,6 +11,7 @@
 #include <cstdlib>
 
 #include <absl/strings/str_cat.h>
+#include <absl/strings/str_replace.h>
 #include <unistd.h>
 
 #include "common/check.h"
@@ -111,6 +112,9 @@ absl::StatusOr<Format> ParseFormat(const std::string& text) {
 
 void Table::AddRow(std::vector<std::string> cells) {
   CHECK(cells.size() == titles_.size());
+  for (std::string& cell : cells) {
+    cell = OneLine(std::move(cell));
+  }
   rows_.push_back(std::move(cells));
 }
 
@@ -137,6 +141,11 @@ std::string Table::Text(bool with_titles) const {
     out += text + "\n";
   }
   return out;
+}
+
+std::string OneLine(std::string text) {
+  absl::StrReplaceAll({{"\n", "\\n"}}, &text);
+  return text;
 }
 
 std::string ForStream(const std::string& text, int file) {

@@ -17,7 +17,7 @@ enum class Format { kTable, kJson, kYaml, kJsonl, kName };
 absl::StatusOr<Format> ParseFormat(const std::string& text);
 
 // Columns as wide as their widest cell, two spaces apart, titles first, no trailing spaces. Empty
-// without rows.
+// without rows. A cell is OneLine.
 class Table {
  public:
   explicit Table(std::vector<std::string> titles) : titles_(std::move(titles)) {}
@@ -41,6 +41,8 @@ json::Value WithSchemaVersion(const json::Value& object);
 // {"schemaVersion": "ravel/v1", "items": [...]}.
 json::Value ListDocument(json::Array items);
 
+// Newlines as `\n`: in a place of one line a text that others wrote could pass for the next one.
+std::string OneLine(std::string text);
 // The text as a stream gets it: on a terminal control characters but tab and newline are escaped,
 // because most of what is shown was written by other people; elsewhere nothing changes.
 std::string ForStream(const std::string& text, int file);

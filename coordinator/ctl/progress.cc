@@ -96,7 +96,7 @@ std::string EventLine(const EventView& event) {
     absl::StrAppend(&out, ": ", event.message);
   }
   const std::string step = event.step < 0 ? "" : absl::StrCat("step ", event.step, ", ");
-  return absl::StrCat(out, " (", step, "epoch ", event.epoch, ")");
+  return OneLine(absl::StrCat(out, " (", step, "epoch ", event.epoch, ")"));
 }
 
 ProgressView::ProgressView() : ProgressView(isatty(STDERR_FILENO) == 1) {}

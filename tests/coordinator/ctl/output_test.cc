@@ -19,6 +19,15 @@ TEST(Output, TablesAlignByCharacters) {
   EXPECT_EQ(table.Text(false), "ü       1\nlonger\n");
 }
 
+TEST(Output, ATextOfOthersIsNoRowOfItsOwn) {
+  Table table({"NAME", "STATE"});
+  table.AddRow({"a", "FAILED"});
+  table.AddRow({"b", "x\nc     DONE"});
+  EXPECT_EQ(table.Text(false), "a     FAILED\nb     x\\nc     DONE\n");
+  const EventView event = {.type = "Failed", .message = "disk\n09:00:00 Completed"};
+  EXPECT_EQ(EventLine(event).find('\n'), std::string::npos);
+}
+
 TEST(Output, YamlQuotesWhatWouldReadDifferently) {
   const json::Value value = *json::Parse(
       R"({"a": "plain text", "b": "no", "c": "1.0", "d": "", "e": "x: y", "f": ["-", {"k": 1, "l": [2]}], "g": {},

@@ -8,6 +8,7 @@
 
 #include <absl/cleanup/cleanup.h>
 #include <absl/strings/ascii.h>
+#include <absl/strings/match.h>
 #include <absl/strings/str_cat.h>
 #include <arpa/inet.h>
 #include <fcntl.h>
@@ -24,6 +25,7 @@
 namespace ravel::coordinator {
 namespace {
 
+constexpr char kPart[] = ".part-";  // after the name of the place: not published yet
 constexpr int64_t kDayMs = int64_t{24} * 3600 * 1000;
 constexpr int64_t kAuthorityMs = 3650 * kDayMs;
 constexpr int64_t kServerMs = 90 * kDayMs;
@@ -116,6 +118,16 @@ absl::Status WriteServerCertificate(const AuthorityFiles& files,
       files.ServerPath(), certificate + files.server_signer.certificate, FileAccess::kOwner);
 }
 
+// Folders of authorities that were never published.
+void RemoveParts(const std::string& state_dir) {
+  std::error_code error;
+  for (const auto& entry : std::filesystem::directory_iterator(state_dir, error)) {
+    if (absl::StartsWith(entry.path().filename().string(), absl::StrCat("tls", kPart))) {
+      std::filesystem::remove_all(entry.path(), error);
+    }
+  }
+}
+
 }  // namespace
 
 absl::Status CheckServerName(const std::string& name) {
@@ -147,10 +159,10 @@ absl::StatusOr<AuthorityFiles> MakeAuthorityFiles(const std::string& state_dir,
     RETURN_IF_ERROR(CheckServerName(name));
   }
   AuthorityFiles files;
-  files.folder = state_dir + "/tls";
-  if (std::filesystem::exists(files.folder)) {
+  const std::string place = state_dir + "/tls";
+  if (std::filesystem::exists(place)) {
     return absl::AlreadyExistsError(
-        absl::StrCat(files.folder, ": this state has an authority already; it was left as it is"));
+        absl::StrCat(place, ": this state has an authority already; it was left as it is"));
   }
   if (!source.cluster.empty()) {
     RETURN_IF_ERROR(CheckClusterName(source.cluster));
@@ -163,28 +175,30 @@ absl::StatusOr<AuthorityFiles> MakeAuthorityFiles(const std::string& state_dir,
   files.trusted = files.authority.certificate;
   ASSIGN_OR_RETURN(const CertificateFacts facts, ReadCertificate(files.authority.certificate));
   files.fingerprint = facts.fingerprint;
-  // Under another name until it is whole: an interrupted start leaves no half authority.
-  AuthorityFiles part = files;
-  part.folder = absl::StrCat(files.folder, ".part-", RandomHex(4));
+  files.folder = absl::StrCat(place, kPart, RandomHex(4));
   std::error_code error;
   std::filesystem::create_directories(state_dir, error);
-  if (error || mkdir(part.folder.c_str(), 0700) != 0) {
+  RemoveParts(state_dir);
+  if (error || mkdir(files.folder.c_str(), 0700) != 0) {
     return absl::UnavailableError(absl::StrCat(
         "--state-dir ", state_dir, ": ", error ? error.message() : "the folder cannot be made"));
   }
   const std::string server_key = MakePrivateKey();
   RETURN_IF_ERROR(
-      WriteFileAtomically(part.folder + "/cluster", files.cluster + "\n", FileAccess::kOwner));
+      WriteFileAtomically(files.folder + "/cluster", files.cluster + "\n", FileAccess::kOwner));
   RETURN_IF_ERROR(
-      WriteFileAtomically(part.CaPath(), files.authority.certificate, FileAccess::kOwner));
-  RETURN_IF_ERROR(WriteFileAtomically(part.CaKeyPath(), files.authority.key, FileAccess::kOwner));
-  RETURN_IF_ERROR(WriteFileAtomically(part.ServerKeyPath(), server_key, FileAccess::kOwner));
-  RETURN_IF_ERROR(WriteServerCertificate(part, server_key, names, now_ms));
-  std::filesystem::rename(part.folder, files.folder, error);
-  if (error) {
-    return absl::UnavailableError(absl::StrCat(files.folder, ": ", error.message()));
-  }
+      WriteFileAtomically(files.CaPath(), files.authority.certificate, FileAccess::kOwner));
+  RETURN_IF_ERROR(WriteFileAtomically(files.CaKeyPath(), files.authority.key, FileAccess::kOwner));
+  RETURN_IF_ERROR(WriteFileAtomically(files.ServerKeyPath(), server_key, FileAccess::kOwner));
+  RETURN_IF_ERROR(WriteServerCertificate(files, server_key, names, now_ms));
   return files;
+}
+
+absl::Status PublishAuthorityFiles(const AuthorityFiles& files, const std::string& state_dir) {
+  std::error_code error;
+  std::filesystem::rename(files.folder, state_dir + "/tls", error);
+  return error ? absl::UnavailableError(absl::StrCat(state_dir, "/tls: ", error.message()))
+               : absl::OkStatus();
 }
 
 absl::StatusOr<AuthorityFiles> LoadAuthorityFiles(const std::string& state_dir) {

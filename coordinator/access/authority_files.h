@@ -42,13 +42,16 @@ struct AuthoritySource {
   std::string cluster = {};  // the name in URIs; empty: a random one
 };
 
-// Makes all of it. AlreadyExists when there is an authority: making another would lock every node
-// out. `names`: how clients may call the coordinator, host names and addresses. InvalidArgument
-// names the flag of `init` that is wrong.
+// Makes all of it, in a folder beside its place. AlreadyExists when there is an authority: making
+// another would lock every node out. `names`: how clients may call the coordinator, host names and
+// addresses. InvalidArgument names the flag of `init` that is wrong.
 absl::StatusOr<AuthorityFiles> MakeAuthorityFiles(const std::string& state_dir,
                                                   const std::vector<std::string>& names,
                                                   const AuthoritySource& source,
                                                   int64_t now_ms);
+// Moves it to its place, from where on the state has an authority: the last step of an `init`, so
+// that one that is cut off can be made again.
+absl::Status PublishAuthorityFiles(const AuthorityFiles& files, const std::string& state_dir);
 // NotFound: there is no authority in that state.
 absl::StatusOr<AuthorityFiles> LoadAuthorityFiles(const std::string& state_dir);
 // Writes a new certificate of the same key and names when two thirds of the old one's time have

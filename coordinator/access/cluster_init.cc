@@ -66,7 +66,7 @@ absl::StatusOr<InitResult> InitCluster(const InitOrder& order, const Clock& cloc
     ASSIGN_OR_RETURN(node_token, ReadNodeToken(order));
   }
   ASSIGN_OR_RETURN(
-      AuthorityFiles files,
+      const AuthorityFiles files,
       MakeAuthorityFiles(order.state_dir, order.names, order.authority, clock.WallMs()));
   InitResult result{
       .context_path = absl::StrCat(order.state_dir, "/", order.admin, ".context.json"),
@@ -76,7 +76,7 @@ absl::StatusOr<InitResult> InitCluster(const InitOrder& order, const Clock& cloc
   const bool six = host.find(':') != std::string::npos;
   result.coordinator = absl::StrCat(six ? "[" : "", host, six ? "]:" : ":", order.port);
   ASSIGN_OR_RETURN(const std::unique_ptr<AccessRegistry> registry,
-                   AccessRegistry::Open(order.state_dir, std::move(files), &clock, {}));
+                   AccessRegistry::Open(order.state_dir, files, &clock, {}));
   if (node_token.has_value()) {
     RETURN_IF_ERROR(registry->MakeToken(*node_token, {.who = "init", .peer = "local"}).status());
   }
@@ -91,6 +91,7 @@ absl::StatusOr<InitResult> InitCluster(const InitOrder& order, const Clock& cloc
                           request));
   context.certificate = enrolment.certificate;
   RETURN_IF_ERROR(WriteContext(result.context_path, context));
+  RETURN_IF_ERROR(PublishAuthorityFiles(files, order.state_dir));
   return result;
 }
 

@@ -214,9 +214,10 @@ absl::Status StoreAddress::CheckSpokenTo(const absl::Status& failed) const {
   if (!absl::IsUnavailable(failed) || !Channels::Get().IsPlain(target)) {
     return absl::OkStatus();
   }
-  // No certificate has this fingerprint: what is asked is whether there is a chain at all.
+  // No certificate has this fingerprint: what is asked is whether there is a chain at all, which is
+  // PermissionDenied, or FailedPrecondition where it is not a coordinator's.
   const absl::Status shown = FetchAuthority(target, "", kHandshakeTime).status();
-  return absl::IsPermissionDenied(shown)
+  return absl::IsPermissionDenied(shown) || absl::IsFailedPrecondition(shown)
              ? absl::FailedPreconditionError(
                    absl::StrCat("store ",
                                 target,

@@ -400,7 +400,11 @@ int64_t Projection::PartOutputs(const Block& block) const {
   int64_t outputs = 0;
   for (const Member& member : members_) {
     if (member.part >= block.first && member.part < block.first + block.parts) {
-      const int64_t share = DivExact(member.columns * member.sharing, sums_.cut().local_parts());
+      const int64_t columns = member.columns * member.sharing;
+      if (columns % sums_.cut().local_parts() != 0) {
+        return 0;  // of a decoder, which is not in parts
+      }
+      const int64_t share = columns / sums_.cut().local_parts();
       CHECK_MSG(!fused || outputs == 0 || outputs == share, "fused maps are alike");
       outputs = fused ? share : outputs + share;
     }

@@ -13,7 +13,7 @@ constexpr size_t kLongestWord = 100;  // of the server's, in messages
 
 enum class Key { kAccess, kSecret, kToken };
 
-// Where a key stands, in the words that its owner knows it by.
+// The place of a key, in the words that its owner knows it by.
 std::string KeyPlace(const S3Setup& setup, Key key) {
   const char* const names[] = {
       "RAVEL_S3_ACCESS_KEY_ID", "RAVEL_S3_SECRET_ACCESS_KEY", "RAVEL_S3_SESSION_TOKEN"};
@@ -46,7 +46,7 @@ constexpr KeyAdvice kKeyAdvice[] = {
     {"InvalidToken", Key::kToken, "the token is not that of the access key: correct ", ""},
 };
 
-// How far this host's clock is from the server's, if the answer has the time.
+// This host's clock against the server's, if the answer has the time.
 std::string ClockText(const S3Answer& answer, const S3Setup& setup) {
   const auto date = answer.headers.find("date");
   const int64_t server_ms =
@@ -73,7 +73,7 @@ std::string RegionAdvice(const S3Answer& answer, const S3Setup& setup) {
                       region.empty() ? "that of the bucket" : region);
 }
 
-// What to do about settings other than keys; empty: it is none of these.
+// The remedy for settings other than keys; empty: it is none of these.
 std::string SettingAdvice(const std::string& code, const S3Answer& answer, const S3Setup& setup) {
   if (code == "NoSuchBucket") {
     return absl::StrCat("there is no such bucket at ",

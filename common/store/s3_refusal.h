@@ -1,6 +1,6 @@
 #pragma once
 
-// What an answer of S3 that is no success means, with the setting to change and what to do. Pure.
+// Explains an answer of S3 that is no success: the setting to change, and what to do. Pure.
 
 #include <cstdint>
 #include <map>
@@ -12,7 +12,7 @@
 
 namespace ravel::store {
 
-// How requests to a bucket were made, for messages. No keys.
+// Settings of the requests to a bucket, for messages. No keys.
 struct S3Setup {
   std::string url;       // s3://BUCKET
   std::string endpoint;  // https://HOST

@@ -47,7 +47,7 @@ std::string ProcessSpace() {
              : absl::StrCat(boot, "/", std::string(space, static_cast<size_t>(length)));
 }
 
-// When a process of this space started, in ticks; empty: there is none.
+// The start of a process of this space, in ticks; empty: there is none.
 std::string StartOf(const std::string& pid) {
   const std::string line = FirstLine(absl::StrCat("/proc/", pid, "/stat"));
   const size_t name_end = line.rfind(')');
@@ -57,7 +57,7 @@ std::string StartOf(const std::string& pid) {
   return fields.size() < kStartField ? "" : fields[kStartField - 1];
 }
 
-// What a mark says. Lines: attempt, space, process, its start.
+// The text of a mark. Lines: attempt, space, process, its start.
 struct MarkText {
   std::string attempt;
   std::string space;

@@ -270,7 +270,7 @@ class CudaStream final : public cuda::LaunchStream {
     // More than one part.
     bool whole() const { return part.present() && (gemm.m > part.rows || gemm.n > part.columns); }
   };
-  // Of the gemm that the algorithm is chosen for, and of this one with what its part is.
+  // Keys of the gemm that the algorithm is chosen for, and of this one with its part.
   static std::string ChoiceKey(const GemmRequest& request);
   static std::string WholeKey(const GemmRequest& request);
   // False where operands have scales for each block: these lie as the whole operand has them.

@@ -26,6 +26,6 @@ expected=0
 [[ " $* " != *' --recipe '* ]] || expected=3
 [[ $paths == "$expected" ]] || fail "$paths of $expected classes of gemms have a path"
 grep -q '^last loss ' "$log" || fail "no last loss"
-# What follows the prompt.
+# The text after the prompt.
 text=$(sed -n '/^sample:$/,$p' "$log" | tail -n +2)
 ((${#text} > 60)) || fail "the checkpoint wrote only '$text'"

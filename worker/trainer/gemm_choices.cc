@@ -451,7 +451,7 @@ absl::Status Chooser::Share() {
   return absl::OkStatus();
 }
 
-// Of c, which was zero and is again.
+// The digest of c, which was zero and is again.
 absl::StatusOr<uint64_t> Chooser::DigestOf(const CudaStream::GemmRequest& request,
                                            CudaStream::GemmForm form) {
   const GemmChoice choice = *chosen_.Find(CudaStream::ChoiceKey(request));

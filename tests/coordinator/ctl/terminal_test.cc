@@ -61,7 +61,7 @@ class Terminal {
   Terminal& operator=(const Terminal&) = delete;
 
   const std::string& name() const { return name_; }
-  // What is there within the time; empty: nothing.
+  // Reads what comes within the time; empty: nothing.
   std::string Read(int wait_ms) const {
     pollfd asked = {.fd = main_, .events = POLLIN, .revents = 0};
     char buffer[4096];
@@ -173,7 +173,7 @@ TEST_F(TerminalTest, ProgressAndErrorsReachATerminalEscaped) {
     EXPECT_EQ(Controls(shown), "") << verb[0] << ":\n" << shown;
     EXPECT_THAT(shown, HasSubstr("evil\\")) << verb[0];
   }
-  // What a person was made to paste.
+  // A text that a person was made to paste.
   EXPECT_EQ(Controls(AtTerminal({kHostile})), "");
   EXPECT_EQ(Controls(AtTerminal({"describe", kHostile})), "");
   EXPECT_EQ(Controls(AtTerminal({"submit", "-f", absl::StrCat("/", kHostile)})), "");

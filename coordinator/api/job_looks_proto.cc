@@ -64,10 +64,10 @@ absl::StatusOr<CanonicalJob> WithoutFacts(CanonicalJob job, const absl::Status& 
 }
 
 // Refusals of one field, as texts that begin with their node.
-std::string Listed(const std::vector<std::string>& refusals) {
+std::string Listed(const std::set<std::string>& refusals) {
   const std::size_t shown = std::min(refusals.size(), kShownNodes);
-  const std::vector<std::string> first(refusals.begin(),
-                                       refusals.begin() + static_cast<std::ptrdiff_t>(shown));
+  const std::vector<std::string> first(
+      refusals.begin(), std::next(refusals.begin(), static_cast<std::ptrdiff_t>(shown)));
   return absl::StrCat(absl::StrJoin(first, "; "),
                       shown == refusals.size()
                           ? ""
@@ -76,9 +76,10 @@ std::string Listed(const std::vector<std::string>& refusals) {
 
 // The answers of all nodes about a job's needs.
 struct NeedsSurvey {
-  bool served = false;                                       // by some node
-  bool complete = true;                                      // all nodes have answered
-  std::map<std::string, std::vector<std::string>> refusals;  // by field
+  bool served = false;   // by some node
+  bool complete = true;  // all nodes have answered
+  // By field. Sorted, as nodes answer in any order and the same job shall get the same text.
+  std::map<std::string, std::set<std::string>> refusals;
   std::set<std::string> refusing;
 
   void Add(const LookAnswer& answer) {
@@ -93,7 +94,7 @@ struct NeedsSurvey {
       return;
     }
     refusing.insert(answer.node_id);
-    refusals["spec." + answer.facts.refused_field].push_back(
+    refusals["spec." + answer.facts.refused_field].insert(
         absl::StrCat("node ", answer.node_id, ": ", answer.facts.refusal));
   }
 };

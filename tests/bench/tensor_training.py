@@ -6,6 +6,7 @@ import tempfile
 
 import cluster
 from harness import CAPS, THREADS, progress
+from quiet_turns import Measurement, step_flops
 from training_speed import ANY_ISA
 from workload import RANKS, VERIFIED_STEPS, Turns, Workload
 
@@ -13,46 +14,61 @@ TURN_STEPS = {"34m": 1, "9m": 4, "tiny": 20}
 GOAL = {"ratio": 1.5, "cost": 1.15}  # cost: of sharing layers, in time, beside sharing none
 
 
-def run(case, pairs, turn_steps, capped=True):
-    """One case. `capped`: all sides are held to AVX2; else each uses what the processor has. The goal is the same."""
-    environment = CAPS if capped else THREADS
-    sides = ("ours", "whole", "tensor")
-    rates = {side: [] for side in sides}
-    steps = VERIFIED_STEPS + pairs * turn_steps + 1
-    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
-        work = Workload(case, steps, f"{folder}/tensor", tensor=True)
-        whole = Workload(case, steps, f"{folder}/whole")
+def measure(folder, case, pairs, attempts, turn_steps, environment):
+    """Turns until `pairs` of them were quiet for ours and the peer, or `attempts` were made. All processes stay, as in C1."""
+    result = Measurement(("ours", "whole", "tensor"))
+    steps = VERIFIED_STEPS + attempts * turn_steps + 1
+    work = Workload(case, steps, f"{folder}/tensor", tensor=True)
+    whole = Workload(case, steps, f"{folder}/whole")
+    with contextlib.ExitStack() as stack:
         peer = stack.enter_context(work.peer("tensor", environment))
         peer_losses = peer.train(VERIFIED_STEPS)[0]  # first, as its start takes long, and our trainers wait for no turn so long
-        trained = {"tensor": peer}
+        trained = {}
         for side, task in (("ours", work), ("whole", whole)):
             ravel = stack.enter_context(cluster.Cluster(task.folder / "cluster", RANKS, environment={**environment, **Turns.ENVIRONMENT},
                                                         pin_cores=True, detection=Turns.DETECTION))
             trained[side] = stack.enter_context(task.ours_in_turns(ravel, side))
+        trained["tensor"] = peer
         losses = {side: trained[side].train(VERIFIED_STEPS)[0] for side in ("ours", "whole")}
-        worst = max(work.verify(losses["ours"], peer_losses, "tensor"), work.verify(losses["ours"], losses["whole"], "whole"))
-        for pair in range(pairs):
-            for side in sides:
-                rates[side].append(work.tokens_per_step / statistics.median(trained[side].train(turn_steps)[1]))
-            progress(f"C4 {case}: pair {pair + 1} of {pairs}: " + ", ".join(f"{side} {values[-1]:.1f}" for side, values in rates.items()))
-        version = peer.version
-    ratios = [ours / other for ours, other in zip(rates["ours"], rates["tensor"])]
-    costs = [other / ours for ours, other in zip(rates["ours"], rates["whole"])]
+        result.worst = max(work.verify(losses["ours"], peer_losses, "tensor"), work.verify(losses["ours"], losses["whole"], "whole"))
+        result.version = peer.version
+        for pair in range(attempts):
+            result.take_pair(trained, work.tokens_per_step, turn_steps)
+            quiet = len(result.quiet("ours", "tensor"))
+            progress(f"C4 {case}: pair {pair + 1}: " + ", ".join(f"{side} {turns[-1]['rate']:.1f}" for side, turns in result.turns.items())
+                     + f", roof {result.turns['ours'][-1]['roof']:.1f}; quiet so far: {quiet} of {pairs}")
+            if quiet >= pairs:
+                break
+    return result, step_flops(work.shape) / work.tokens_per_step
+
+
+def run(case, pairs, attempts, turn_steps, capped=True):
+    """One case. `capped`: all sides are held to AVX2 and have the roof of it; else each uses what the processor has. The goal is the same."""
+    environment = CAPS if capped else THREADS
+    with tempfile.TemporaryDirectory() as folder:
+        result, flops = measure(folder, case, pairs, attempts, turn_steps, environment)
+    judged, ratios = result.judged("ours", "tensor"), result.ratios("tensor")
+    costs = [1 / ratio for ratio in result.ratios("whole")]
     ratio, cost = statistics.median(ratios), statistics.median(costs)
-    middle = {side: round(statistics.median(values), 1) for side, values in rates.items()}
+    everything = range(len(result.turns["ours"]))
+    middle = {side: round(statistics.median(result.rates(side, judged)), 1) for side in result.turns}
+    roofs = {"percent_of_roof": {side: round(result.percent(side, flops), 1) for side in result.turns}} if capped else {}
     return {"case": case if capped else case + ANY_ISA,
             "metric": "training step, layers shared by 2 ranks x 1 thread" + ("" if capped else ", any instruction set"), "unit": "tokens/s",
-            "ours": middle["ours"], "peer": middle["tensor"], "peer_name": f"parallelize_module and loss_parallel over gloo, {version}",
+            "ours": middle["ours"], "peer": middle["tensor"], "peer_name": f"parallelize_module and loss_parallel over gloo, {result.version}",
             "ratio": round(ratio, 3), "min": round(min(ratios), 3), "max": round(max(ratios), 3), "ratios": [round(r, 3) for r in ratios],
             "whole": middle["whole"], "cost": round(cost, 3), "costs": [round(c, 3) for c in costs],
             "goal": f">= {GOAL['ratio']}, cost beside whole models <= {GOAL['cost']}",
             "pass": ratio >= GOAL["ratio"] and cost <= GOAL["cost"],
-            "samples": {side: [round(rate, 1) for rate in values] for side, values in rates.items()}, "steps_of_a_turn": turn_steps,
-            "caps": environment, "verified": f"first {VERIFIED_STEPS} losses differ by at most {worst:.1e}"}
+            "pairs": len(everything), "judged": judged, "judged_are": result.judged_are("tensor"),
+            "ratio_of_all_pairs": round(statistics.median(result.ratios("tensor", everything)), 3),
+            **roofs, **result.kept(), "mflop_per_token": round(flops / 1e6, 1), "steps_of_a_turn": turn_steps,
+            "caps": environment, "verified": f"first {VERIFIED_STEPS} losses differ by at most {result.worst:.1e}"}
 
 
 def cases(arguments):
     for case in ("34m", "9m", "tiny"):
         for suffix in ("", ANY_ISA):
             if case + suffix in (arguments.case or ["34m", "9m", "34m" + ANY_ISA]):
-                yield lambda case=case, capped=not suffix: run(case, arguments.pairs, arguments.steps or TURN_STEPS[case], capped)
+                yield lambda case=case, capped=not suffix: run(case, arguments.pairs, max(arguments.pairs, arguments.attempts or 4 * arguments.pairs),
+                                                               arguments.steps or TURN_STEPS[case], capped)

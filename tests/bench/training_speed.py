@@ -4,69 +4,20 @@ import statistics
 import tempfile
 
 import cluster
-from harness import CAPS, ROOT, THREADS, output_of, progress
+from harness import CAPS, THREADS, progress
+from quiet_turns import Measurement, step_flops
 from workload import RANKS, VERIFIED_STEPS, Turns, Workload
 
-ROOF_SECONDS, DISTURBED, LEAST_PAIRS = 0.5, 0.05, 5
 TURN_STEPS = {"34m": 1, "9m": 10, "tiny": 20}  # one to two seconds
 ANY_ISA = "-any-isa"  # of a case: a second line, with both sides' instruction sets unrestricted
 PEERS = {"ddp": "DDP", "fsdp2": "FSDP2 (fully_shard)"}
 GOALS = {"34m": {"ratio": 1.25, "roof": 80, "stretch": 1.4}, "9m": {"ratio": 1.6, "roof": 70, "stretch": 2.0}}
 
 
-def step_flops(shape):
-    """Multiply-adds of one step of all ranks, forward and backward, attention counted to the diagonal, times two."""
-    width, tokens = shape["width"], shape["tokens"]
-    matrices = shape["layers"] * (4 * width * width + 3 * width * shape["ffn"]) + width * shape["vocabulary"]
-    attention = shape["layers"] * tokens * width  # scores and values, half of the square
-    return RANKS * shape["sequences"] * tokens * 6 * (matrices + attention)
-
-
-def roof():
-    """(sustained, best): GFLOP/s of multiply-adds on all ranks' cores over ROOF_SECONDS, and in their best milliseconds of those."""
-    return tuple(float(word) for word in output_of(ROOT / "build/bench/measured_roof", RANKS, ROOF_SECONDS).split())
-
-
-class Measurement:
-    """Per side one turn after the other: tokens/s, and the roofs before and after it."""
-
-    def __init__(self):
-        self.turns = {side: [] for side in ("ours", *PEERS)}
-        self.worst, self.version = 0.0, ""
-
-    def add(self, side, tokens_per_second, before, after):
-        self.turns[side].append({"rate": tokens_per_second, "roofs": (before, after), "roof": (before[0] + after[0]) / 2})
-
-    def quiet(self, *sides):
-        """The pairs whose turns of these sides had the machine to themselves. Whoever else uses its cores takes some of the roof:
-        what they sustained before and after these turns was at most DISTURBED below the most they ever did. No other number decides."""
-        most = max(sustained for turns in self.turns.values() for turn in turns for sustained, _ in turn["roofs"])
-        whole = min(len(self.turns[side]) for side in sides)
-        return [i for i in range(whole)
-                if all(sustained >= (1 - DISTURBED) * most for side in sides for sustained, _ in self.turns[side][i]["roofs"])]
-
-    def judged(self, *sides):
-        """The quiet pairs, or of one side its quiet turns; all, where those are too few."""
-        quiet = self.quiet(*sides)
-        return quiet if len(quiet) >= LEAST_PAIRS else list(range(len(self.turns["ours"])))
-
-    def rates(self, side, pairs):
-        return [self.turns[side][i]["rate"] for i in pairs]
-
-    def ratios(self, kind, pairs=None):
-        pairs = self.judged("ours", kind) if pairs is None else pairs
-        return [a / b for a, b in zip(self.rates("ours", pairs), self.rates(kind, pairs))]
-
-    def percent(self, side, flops):
-        """Of the sustained roof around a side's turns: of those that were quiet, whether or not the peer's were."""
-        turns = [self.turns[side][i] for i in self.judged(side)]
-        return statistics.median(100 * turn["rate"] * flops / 1e9 / turn["roof"] for turn in turns)
-
-
 def measure(work, pairs, attempts, turn_steps, environment):
     """Turns until each peer has `pairs` quiet pairs with ours, or `attempts` pairs were made. All processes stay, and stand still
     while it is not their turn: whoever else uses the machine changes within seconds, so turns must be short and close together."""
-    result = Measurement()
+    result = Measurement(("ours", *PEERS))
     with contextlib.ExitStack() as stack:
         ravel = stack.enter_context(cluster.Cluster(work.folder / "cluster", RANKS, environment={**environment, **Turns.ENVIRONMENT},
                                                     pin_cores=True, detection=Turns.DETECTION))
@@ -75,13 +26,8 @@ def measure(work, pairs, attempts, turn_steps, environment):
         first_losses = {side: trained.train(VERIFIED_STEPS)[0] for side, trained in sides.items()}
         result.worst = max(work.verify(first_losses["ours"], first_losses[kind], kind) for kind in PEERS)
         result.version = sides["ddp"].version
-        before = roof()
         for pair in range(attempts):
-            for side, trained in sides.items():
-                _, seconds = trained.train(turn_steps)
-                after = roof()
-                result.add(side, work.tokens_per_step / statistics.median(seconds), before, after)
-                before = after
+            result.take_pair(sides, work.tokens_per_step, turn_steps)
             quiet = [len(result.quiet("ours", kind)) for kind in PEERS]
             progress(f"C1 {work.case}: pair {pair + 1}: " + ", ".join(f"{side} {turns[-1]['rate']:.1f}" for side, turns in result.turns.items())
                      + f", roof {result.turns['ours'][-1]['roof']:.1f}; quiet so far: {min(quiet)} of {pairs}")
@@ -114,10 +60,9 @@ def run(case, pairs, attempts, turn_steps, capped=True):
         "percent_of_roof": percent["ours"], "roof_judged": result.judged("ours"),
         "roof_gflops": round(statistics.median(result.turns["ours"][i]["roof"] for i in result.judged("ours")), 1),
         "mflop_per_token": round(flops / 1e6, 1), "steps_of_a_turn": turn_steps,
-        "pairs": len(everything), "judged": judged, "judged_are": "quiet" if len(judged) < len(everything) or judged == result.quiet("ours", better) else "all",
+        "pairs": len(everything), "judged": judged, "judged_are": result.judged_are(better),
         "ratio_of_all_pairs": round(statistics.median(result.ratios(better, everything)), 3),
-        "samples": {side: [round(turn["rate"], 1) for turn in turns] for side, turns in result.turns.items()},
-        "roofs": {side: [turn["roofs"] for turn in turns] for side, turns in result.turns.items()},
+        **result.kept(),
         "ratios": [round(r, 3) for r in ratios], "min": round(min(ratios), 3), "max": round(max(ratios), 3),
         "verified": f"first {VERIFIED_STEPS} losses differ by at most {result.worst:.1e}"}
     return line if capped else uncapped(line)

@@ -5,6 +5,7 @@
 #include <csignal>
 #include <cstdio>
 #include <filesystem>
+#include <functional>
 #include <map>
 #include <memory>
 #include <string>
@@ -24,8 +25,6 @@ using std::chrono::seconds;
 
 constexpr double kMiB = 1024.0 * 1024.0;
 constexpr char kField[] = "training.optimizer.offload.path";
-// A TinyJob has five groups, each of one chunk: the third of the tenth step.
-constexpr int64_t kHeldChunk = 48;
 constexpr int64_t kReportedBefore = 9;
 
 class OffloadTest : public ::testing::Test {
@@ -69,20 +68,29 @@ class OffloadTest : public ::testing::Test {
     return digests;
   }
 
+  // Kills a worker of a job of this kind while one is held at a call of `fault`, after the report
+  // of step kReportedBefore.
+  void KillIn(const std::string& fault, int64_t call, const std::function<void(TinyJob&)>& make);
+
   std::unique_ptr<MiniCluster> cluster_;
 };
 
-TEST_F(OffloadTest, AWorkerKilledInAnUpdateLeavesNothingAndTheHistoryStays) {
-  const std::string hold = cluster_->folder() + "/chunk";
-  ASSERT_EQ(
-      cluster_->StartWorkers(2, {{"RAVEL_FAULTS", absl::StrCat("offload.chunk@*:hold=", hold)}}),
-      absl::OkStatus());
-  const absl::StatusOr<std::vector<StepRow>> expected = Train(Job("memory", ""));
+void OffloadTest::KillIn(const std::string& fault,
+                         int64_t call,
+                         const std::function<void(TinyJob&)>& make) {
+  const std::string hold = cluster_->folder() + "/hold";
+  ASSERT_EQ(cluster_->StartWorkers(2, {{"RAVEL_FAULTS", absl::StrCat(fault, "@*:hold=", hold)}}),
+            absl::OkStatus());
+  TinyJob memory = Job("memory", "");
+  make(memory);
+  const absl::StatusOr<std::vector<StepRow>> expected = Train(memory);
   ASSERT_TRUE(expected.ok()) << expected.status();
 
-  const std::string held = absl::StrCat(hold, ".", kHeldChunk);
+  const std::string held = absl::StrCat(hold, ".", call);
   WriteText(held, "");
-  ASSERT_EQ(cluster_->Submit(Job("disk", Everything())), absl::OkStatus());
+  TinyJob disk_job = Job("disk", Everything());
+  make(disk_job);
+  ASSERT_EQ(cluster_->Submit(disk_job), absl::OkStatus());
   ASSERT_EQ(cluster_->WaitForStep("disk", kReportedBefore, seconds(60)), absl::OkStatus());
   const absl::StatusOr<JobView> before = cluster_->Get("disk");
   ASSERT_TRUE(before.ok()) << before.status();
@@ -102,6 +110,34 @@ TEST_F(OffloadTest, AWorkerKilledInAnUpdateLeavesNothingAndTheHistoryStays) {
   EXPECT_GT(digests.size(), 1u);
   EXPECT_EQ(digests, Digests("memory"));
   EXPECT_TRUE(std::filesystem::is_empty(disk()));
+}
+
+// A TinyJob has five groups, each of one chunk: the third of the tenth step.
+TEST_F(OffloadTest, AWorkerKilledInAnUpdateLeavesNothingAndTheHistoryStays) {
+  KillIn("offload.chunk", 48, [](TinyJob&) {});
+}
+
+// Main weights of codes lie outside, too.
+void MakeQuantized(TinyJob& job) {
+  job.sequence_length = 32;
+  job.hidden = 128;
+  job.intermediate = 256;
+  job.layers = 2;
+  job.heads = 2;
+  job.key_value_heads = 2;
+  job.more_spec = "  precision: {recipe: mxfp8}\n";
+}
+
+// Six groups, each of one chunk: some are updated, and all codes are still the old ones.
+TEST_F(OffloadTest, AWorkerOfARecipeKilledInAnUpdateLeavesNothingAndTheHistoryStays) {
+  KillIn("offload.chunk", 57, MakeQuantized);
+}
+
+// All are updated, and some codes are new. One worker stores eight matrices, which it reads twice
+// in a step and twice at the start: it is held at its third code of the ninth step, which the other
+// one reports.
+TEST_F(OffloadTest, AWorkerKilledWhileCodesAreMadeLeavesNothingAndTheHistoryStays) {
+  KillIn("offload.read", 155, MakeQuantized);
 }
 
 TEST_F(OffloadTest, AFolderThatCannotBeUsedFailsTheJobByItsField) {

@@ -13,6 +13,7 @@
 
 #include "common/check.h"
 #include "common/fault_point.h"
+#include "common/signed_size.h"
 #include "worker/optim/offload_chunks.h"
 
 namespace ravel::optim {
@@ -114,7 +115,11 @@ void OffloadPipeline::Move(Way way, size_t chunk) {
   MutexLock lock(mutex_);
   ++(way == Way::kIn ? fetched_ : released_);
   (way == Way::kIn ? fetching_ : releasing_) = false;
-  Note(at, way == Way::kIn ? "OffloadFetch" : "OffloadRelease", start, Clock::now(), times_.moving);
+  Note(at.group,
+       way == Way::kIn ? "OffloadFetch" : "OffloadRelease",
+       start,
+       Clock::now(),
+       times_.moving);
   status_.Update(moved);
   changed_.NotifyAll();
 }
@@ -204,9 +209,9 @@ absl::Status OffloadPipeline::UpdateInline(const Chunk& chunk, const UpdateChunk
   const auto released = Clock::now();
   MutexLock lock(mutex_);
   double moving = 0;
-  Note(chunk, "OffloadFetch", start, fetched, moving);
-  Note(chunk, "OffloadUpdate", fetched, updated, times_.updating);
-  Note(chunk, "OffloadRelease", updated, released, moving);
+  Note(chunk.group, "OffloadFetch", start, fetched, moving);
+  Note(chunk.group, "OffloadUpdate", fetched, updated, times_.updating);
+  Note(chunk.group, "OffloadRelease", updated, released, moving);
   times_.moving += moving;
   times_.waiting += moving;
   return absl::OkStatus();
@@ -234,11 +239,51 @@ absl::Status OffloadPipeline::Update(plan::GroupId group, const UpdateChunk& upd
     const auto start = Clock::now();
     update({.pieces = chunk.pieces.data(), .count = std::ssize(chunk.pieces)});
     MutexLock lock(mutex_);
-    Note(chunk, "OffloadUpdate", start, Clock::now(), times_.updating);
+    Note(chunk.group, "OffloadUpdate", start, Clock::now(), times_.updating);
     ++updated_;
     changed_.NotifyAll();
   }
   begun_ = range.end < chunks_.size();
+  return absl::OkStatus();
+}
+
+// Nothing else reads meanwhile, so all of the moving is waited for.
+absl::Status OffloadPipeline::ReadPart(plan::GroupId group,
+                                       const quant::QuantPiece& part,
+                                       const VisitPieces& visit) {
+  const std::span<const float> weights(part.main_weight.As<float>(),
+                                       Size(part.main_weight.elements()));
+  RETURN_IF_ERROR(FaultPoint("offload.read"));
+  const auto start = Clock::now();
+  RETURN_IF_ERROR(args_.tier.Fetch(std::as_bytes(weights), shard::OffloadTier::For::kReading));
+  const auto fetched = Clock::now();
+  visit({&part, 1});
+  const auto visited = Clock::now();
+  RETURN_IF_ERROR(args_.tier.Release(std::as_bytes(weights), shard::OffloadTier::For::kReading));
+  const auto released = Clock::now();
+  MutexLock lock(mutex_);
+  double moving = 0;
+  Note(group, "OffloadReadFetch", start, fetched, moving);
+  Note(group, "OffloadReadRelease", visited, released, moving);
+  times_.moving += moving;
+  times_.waiting += moving;
+  return absl::OkStatus();
+}
+
+absl::Status OffloadPipeline::ReadMainWeights(const shard::ParameterGroup& group,
+                                              const VisitPieces& visit) {
+  for (const quant::QuantPiece& piece : group.quant_pieces()) {
+    if (!args_.tier.Holds(piece.main_weight.data)) {
+      visit({&piece, 1});
+      continue;
+    }
+    const int64_t rows = piece.main_weight.size[0];
+    const int64_t most = std::max<int64_t>(1, args_.chunk_elements / piece.main_weight.size[1]);
+    for (int64_t row = 0; row < rows; row += most) {
+      const quant::QuantPiece part = quant::RowsOf(piece, row, std::min(most, rows - row));
+      RETURN_IF_ERROR(ReadPart(group.index(), part, visit));
+    }
+  }
   return absl::OkStatus();
 }
 
@@ -265,12 +310,12 @@ void OffloadPipeline::set_recorder(trace::Recorder* recorder) {
 }
 
 // A release may be of the step before the one that is named.
-void OffloadPipeline::Note(const Chunk& chunk, const char* op, Time begin, Time end, double& sum) {
+void OffloadPipeline::Note(plan::GroupId group, const char* op, Time begin, Time end, double& sum) {
   sum += std::chrono::duration<double>(end - begin).count();
   if (recorder_ == nullptr) {
     return;
   }
-  const plan::UnitId unit = args_.plan.groups[chunk.group].unit;
+  const plan::UnitId unit = args_.plan.groups[group].unit;
   recorder_->Record({.begin_ns = NsOf(begin),
                      .end_ns = NsOf(end),
                      .step = step_,

@@ -19,6 +19,7 @@
 #include "common/trace.h"
 #include "kernels/update.h"
 #include "worker/optim/piece_tables.h"
+#include "worker/quant/quant_state.h"
 #include "worker/shard/offload_tier.h"
 #include "worker/shard/parameter_group.h"
 
@@ -63,6 +64,11 @@ class OffloadPipeline {
   using UpdateChunk = std::function<void(kernels::PieceTable)>;
   // Calls `update` for each chunk of the group, when its state is in memory.
   absl::Status Update(plan::GroupId group, const UpdateChunk& update);
+  // Calls `visit` with the quantized pieces of a group: a piece whose main weights are offloaded in
+  // parts of rows, each of at most chunk_elements where a row has no more, fetched before the call
+  // and released after it.
+  using VisitPieces = std::function<void(std::span<const quant::QuantPiece>)>;
+  absl::Status ReadMainWeights(const shard::ParameterGroup& group, const VisitPieces& visit);
   // Returns when all that was updated is released.
   absl::Status Drain();
 
@@ -94,7 +100,7 @@ class OffloadPipeline {
   absl::Status ReleaseFetched();
   Chunk& At(size_t chunk) { return chunks_[chunk % chunks_.size()]; }
   // Adds that time to `sum`, and tells the recorder.
-  void Note(const Chunk& chunk, const char* op, Time begin, Time end, double& sum)
+  void Note(plan::GroupId group, const char* op, Time begin, Time end, double& sum)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // The next chunk that may go that way, or nothing where the thread is to end. The caller moves
   // it, as nobody else will.
@@ -107,6 +113,9 @@ class OffloadPipeline {
   absl::Status HelpUntil(Way way, size_t moved);
   absl::Status WaitForChunk(size_t chunk);
   absl::Status UpdateInline(const Chunk& chunk, const UpdateChunk& update);
+  absl::Status ReadPart(plan::GroupId group,
+                        const quant::QuantPiece& part,
+                        const VisitPieces& visit);
 
   const Args args_;
   std::vector<Chunk> chunks_;  // in the order of updates

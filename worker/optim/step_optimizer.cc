@@ -170,6 +170,12 @@ absl::Status StepOptimizer::Apply(kernels::Stream& stream, const shard::Paramete
   return absl::OkStatus();
 }
 
+absl::Status StepOptimizer::ReadMainWeights(const shard::ParameterGroup& group,
+                                            const VisitPieces& visit) {
+  return args_.offload == nullptr ? StepActions::ReadMainWeights(group, visit)
+                                  : args_.offload->ReadMainWeights(group, visit);
+}
+
 absl::Status StepOptimizer::UpdateGroup(kernels::Stream& stream, plan::GroupId group) {
   const shard::ParameterGroup& owner = args_.groups[group];
   if (!NormsDue(step_)) {

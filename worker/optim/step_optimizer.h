@@ -85,6 +85,8 @@ class StepOptimizer final : public shard::StepActions {
   absl::Status Decide(kernels::Stream& stream) override;
   absl::Status UpdateGroup(kernels::Stream& stream, plan::GroupId group) override;
   void OffloadGradient(plan::GroupId group) override;
+  absl::Status ReadMainWeights(const shard::ParameterGroup& group,
+                               const VisitPieces& visit) override;
   void CountNonFinite(kernels::Stream& stream, const TensorView& flags) override {
     args_.statistics.CountNonFinite(stream, flags);
   }

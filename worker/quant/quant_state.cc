@@ -33,6 +33,13 @@ int64_t SlotOf(int domain, QuantSlot slot) {
 
 }  // namespace
 
+QuantPiece RowsOf(const QuantPiece& piece, int64_t first, int64_t rows) {
+  return {.tensor = piece.tensor,
+          .first_row = piece.first_row + first,
+          .main_weight = RowsOf(piece.main_weight, first, rows),
+          .codes = RowsOf(piece.codes, first, rows)};
+}
+
 QuantState::QuantState(const plan::ModelInventory& inventory,
                        int64_t coordinate,
                        const Gemms& gemms,

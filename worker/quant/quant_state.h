@@ -24,6 +24,9 @@ struct QuantPiece {
   TensorView codes;        // [rows, bytes of a row] u8
 };
 
+// Some of a piece's rows.
+QuantPiece RowsOf(const QuantPiece& piece, int64_t first, int64_t rows);
+
 // The operands of one quantized matrix and of the gemms that read it, in memory of the rank.
 // Scales that are not delayed have absent views.
 struct GemmScales {

@@ -120,7 +120,7 @@ absl::Status InstructionRunner::Run(const BoundInstruction& bound, const ReplayT
       return absl::OkStatus();
     case OpCode::kRefreshWeights:
       RETURN_IF_ERROR(state_.BeginRefresh(instruction.group));
-      quant_->Quantize(StreamOf(instruction), Group(instruction).quant_pieces());
+      RETURN_IF_ERROR(Quantize(StreamOf(instruction), Group(instruction)));
       state_.EndRefresh(instruction.group);
       return absl::OkStatus();
     case OpCode::kFree:
@@ -477,12 +477,11 @@ absl::Status InstructionRunner::ReduceAmaxes(const Instruction& instruction,
   if (stream.backend() == kernels::Backend::kCpu) {
     tag.generation = static_cast<int64_t>(quant_->ReplicatedDigest());
   }
-  std::vector<quant::QuantPiece> pieces;
-  for (const ParameterGroup& group : args_.groups) {
-    pieces.insert(pieces.end(), group.quant_pieces().begin(), group.quant_pieces().end());
-  }
   args_.backend.FillBytes(stream, FloatsOf(instruction, Role::kAmax), 0, quant_->weight_bytes());
-  quant_->MeasureWeights(stream, pieces);
+  for (const ParameterGroup& group : args_.groups) {
+    RETURN_IF_ERROR(args_.actions->ReadMainWeights(
+        group, [&](const auto& pieces) { quant_->MeasureWeights(stream, pieces); }));
+  }
   float* amax = FloatsOf(instruction, Role::kAmax);
   float* part = FloatsOf(instruction, Role::kSum);
   const int64_t words = args_.buffers.elements(plan::BufferOf(instruction, Role::kSum));
@@ -537,9 +536,14 @@ absl::Status InstructionRunner::RefreshAll(Refresh refresh) {
     quant_->FinishStep(stream, {});
   }
   for (const ParameterGroup& group : args_.groups) {
-    quant_->Quantize(stream, group.quant_pieces());
+    RETURN_IF_ERROR(Quantize(stream, group));
   }
   return absl::OkStatus();
+}
+
+absl::Status InstructionRunner::Quantize(kernels::Stream& stream, const ParameterGroup& group) {
+  return args_.actions->ReadMainWeights(
+      group, [&](const auto& pieces) { quant_->Quantize(stream, pieces); });
 }
 
 absl::Status InstructionRunner::Update(const Instruction& instruction) {

@@ -3,6 +3,7 @@
 // What each instruction of a program does on one rank.
 
 #include <cstddef>
+#include <functional>
 #include <memory>
 #include <span>
 #include <vector>
@@ -35,6 +36,13 @@ class StepActions {
   virtual absl::Status UpdateGroup(kernels::Stream& stream, plan::GroupId group) = 0;
   // kOffloadGradient: the group's gradient is final for the stream of copies to the host.
   virtual void OffloadGradient(plan::GroupId) {}
+  // Calls `visit` with the quantized pieces of a group whose main weights are in memory: with all
+  // of them, or with some rows at a time where the main weights are offloaded to a file.
+  using VisitPieces = std::function<void(std::span<const quant::QuantPiece>)>;
+  virtual absl::Status ReadMainWeights(const ParameterGroup& group, const VisitPieces& visit) {
+    visit(group.quant_pieces());
+    return absl::OkStatus();
+  }
   // Between Measure and the exchange of messages: counts what is not 0 among flags by tensor of the
   // inventory (u32), as values that were not finite, and makes it 0.
   virtual void CountNonFinite(kernels::Stream& stream, const TensorView& flags) {
@@ -58,7 +66,8 @@ class StepActions {
 // Thread-safe for instructions of different streams.
 class InstructionRunner {
  public:
-  // All outlive the runner; `actions` may be null where only kEval runs. One module per unit.
+  // All outlive the runner; `actions` may be null where only kEval runs and nothing is quantized.
+  // One module per unit.
   struct Args {
     const plan::ShardingPlan& plan;
     MeshCommunicators& communicators;
@@ -137,6 +146,7 @@ class InstructionRunner {
   absl::Status MoveActivation(const BoundInstruction& bound, const ReplayTurn& turn);
   absl::Status PassUnused(const Instruction& instruction);
   absl::Status Update(const Instruction& instruction);
+  absl::Status Quantize(kernels::Stream& stream, const ParameterGroup& group);
   void ClearQuantization(kernels::Stream& stream, Refresh refresh);
   absl::Status ReduceAmaxes(const Instruction& instruction, comm::CollectiveTag tag);
   int64_t WireElements(const Instruction& instruction, int64_t elements);

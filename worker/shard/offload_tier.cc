@@ -36,6 +36,8 @@ namespace ravel::shard {
 namespace {
 
 constexpr size_t kPageBytes = 4096;
+// Linux maps cached pages of the whole block, by address, where one of them is read (fault-around).
+constexpr size_t kMappedBytes = size_t{64} << 10;
 // The kernel reads no more ahead than a device takes at once, whatever it is asked for.
 constexpr size_t kReadAheadBytes = size_t{256} << 10;
 // In memory at a time on the way to or from a checkpoint.
@@ -124,12 +126,14 @@ bool OffloadTier::Holds(const void* address) const {
   return at >= all_.data() && at < all_.data() + all_.size();
 }
 
-std::span<std::byte> OffloadTier::PagesOf(std::span<const std::byte> range) const {
+std::span<std::byte> OffloadTier::BlocksOf(std::span<const std::byte> range, size_t bytes) const {
   CHECK(range.data() >= all_.data() && range.data() + range.size() <= all_.data() + all_.size());
-  const auto offset = static_cast<size_t>(range.data() - all_.data());
-  const size_t begin = offset / kPageBytes * kPageBytes;
-  const size_t end = (offset + range.size() + kPageBytes - 1) / kPageBytes * kPageBytes;
-  return {all_.data() + begin, end - begin};
+  const auto first = reinterpret_cast<uintptr_t>(all_.data());  // of a page
+  const uintptr_t end = first + (all_.size() + kPageBytes - 1) / kPageBytes * kPageBytes;
+  const auto at = reinterpret_cast<uintptr_t>(range.data());
+  const uintptr_t begin = std::max(at / bytes * bytes, first);
+  const uintptr_t last = std::min((at + range.size() + bytes - 1) / bytes * bytes, end);
+  return {all_.data() + (begin - first), last - begin};
 }
 
 absl::Status OffloadTier::Failed(const char* what, int error) {
@@ -149,7 +153,7 @@ absl::Status OffloadTier::Fetch(std::span<const std::byte> range, For use) {
   if (range.empty()) {
     return absl::OkStatus();
   }
-  const std::span<std::byte> pages = PagesOf(range);
+  const std::span<std::byte> pages = BlocksOf(range, kPageBytes);
   for (size_t at = 0; at < pages.size(); at += kReadAheadBytes) {
     ::madvise(pages.data() + at, std::min(kReadAheadBytes, pages.size() - at), MADV_WILLNEED);
   }
@@ -165,13 +169,14 @@ absl::Status OffloadTier::Fetch(std::span<const std::byte> range, For use) {
   return result == 0 ? absl::OkStatus() : Failed("reading", errno == EFAULT ? EIO : errno);
 }
 
-absl::Status OffloadTier::Release(std::span<const std::byte> range) {
+absl::Status OffloadTier::Release(std::span<const std::byte> range, For use) {
   RETURN_IF_ERROR(first_failure());
   if (range.empty()) {
     return absl::OkStatus();
   }
-  const std::span<std::byte> pages = PagesOf(range);
-  ::madvise(pages.data(), pages.size(), MADV_DONTNEED);
+  const std::span<std::byte> pages = BlocksOf(range, kPageBytes);
+  const std::span<std::byte> mapped = use == For::kReading ? BlocksOf(range, kMappedBytes) : pages;
+  ::madvise(mapped.data(), mapped.size(), MADV_DONTNEED);
   const int result = ::sync_file_range(file_,
                                        pages.data() - all_.data(),
                                        static_cast<off64_t>(pages.size()),
@@ -191,7 +196,7 @@ absl::Status TieredAccess::Read(const void* from, std::span<std::byte> to) {
     const auto part = all.subspan(at, std::min(kAccessBytes, to.size() - at));
     RETURN_IF_ERROR(tier_->Fetch(part, OffloadTier::For::kReading));
     std::memcpy(to.data() + at, part.data(), part.size());
-    RETURN_IF_ERROR(tier_->Release(part));
+    RETURN_IF_ERROR(tier_->Release(part, OffloadTier::For::kReading));
   }
   return absl::OkStatus();
 }

@@ -41,14 +41,15 @@ class OffloadTier {
   // Brings the pages of a range into memory, and returns when they are there.
   absl::Status Fetch(std::span<const std::byte> range, For use);
   // Begins to write what has changed, and gives up the range's memory. What it holds stays
-  // readable.
-  absl::Status Release(std::span<const std::byte> range);
+  // readable. After a Fetch for reading also the memory of the pages around the range that the
+  // kernel has mapped with it.
+  absl::Status Release(std::span<const std::byte> range, For use = For::kWriting);
 
  private:
   OffloadTier(int file, std::span<std::byte> all, bool in_memory)
       : file_(file), all_(all), in_memory_(in_memory) {}
-  // The whole pages that a range touches.
-  std::span<std::byte> PagesOf(std::span<const std::byte> range) const;
+  // The whole blocks of so many bytes that a range touches.
+  std::span<std::byte> BlocksOf(std::span<const std::byte> range, size_t bytes) const;
   absl::Status Failed(const char* what, int error);
   absl::Status first_failure() const;
 

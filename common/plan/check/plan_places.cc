@@ -236,7 +236,18 @@ int64_t BytesOf(const ShardingPlan& plan, const ProgramBuffer& buffer, int64_t e
                  : elements * DTypeBytes(buffer.dtype);
 }
 
-// K14 beyond evaluation: what is offloaded stays, and updates alone touch it.
+// Returns true if a host makes amaxes or codes by reading this operand, a main weight of a group
+// with a recipe.
+bool MakesCodes(const ShardingPlan& plan, const Instruction& at, const Operand& operand) {
+  const ProgramBuffer& buffer = plan.buffers[operand.buffer];
+  return (at.op == OpCode::kAmaxReduce || at.op == OpCode::kRefreshWeights) &&
+         operand.access == Access::kRead && buffer.kind == BufferKind::kMainWeight &&
+         plan.groups.Has(buffer.group) && plan.groups[buffer.group].recipe != Recipe::kNone &&
+         !plan.options.offload_copies;
+}
+
+// K14 beyond evaluation: offloaded state stays, updates alone write it, and besides them only the
+// instructions that make codes on a host read it.
 absl::Status CheckOffload(const ShardingPlan& plan) {
   for (const ProgramBuffer& buffer : plan.buffers) {
     if (buffer.memory == MemoryKind::kOffload && (!buffer.persistent || buffer.inside >= 0)) {
@@ -247,8 +258,10 @@ absl::Status CheckOffload(const ShardingPlan& plan) {
     for (const Instruction& at : program.instructions) {
       for (const Operand& operand : at.operands) {
         const ProgramBuffer& buffer = plan.buffers[operand.buffer];
-        if (buffer.memory == MemoryKind::kOffload && at.op != OpCode::kOptimizerStep) {
-          return Fault(buffer, "K14", "is offloaded, and not only updates touch it");
+        if (buffer.memory == MemoryKind::kOffload && at.op != OpCode::kOptimizerStep &&
+            !MakesCodes(plan, at, operand)) {
+          return Fault(
+              buffer, "K14", "is offloaded, and an instruction uses it that fetches nothing");
         }
       }
     }

@@ -22,12 +22,14 @@ struct GroupBytes {
   BytesOfGroups elements;
 };
 
-GroupBytes BytesOf(const ProgramBuffers& buffers, const GroupLayouts& groups, DType weight_type) {
+GroupBytes BytesOf(const ProgramBuffers& buffers,
+                   const GroupLayouts& groups,
+                   const ProgramOptions& options) {
   GroupBytes bytes = {.may_leave = BytesOfGroups(groups.size(), 0),
                       .leaves = BytesOfGroups(groups.size(), 0),
                       .elements = BytesOfGroups(groups.size(), 0)};
   for (const ProgramBuffer& buffer : buffers) {
-    if (!MayOffload(buffer, groups, weight_type)) {
+    if (!MayOffload(buffer, groups, options)) {
       continue;
     }
     bytes.may_leave[buffer.group] += buffer.bytes;
@@ -60,7 +62,7 @@ HostUpdates HostUpdatesOf(const ProgramBuffers& buffers,
   if (!options.offload_copies) {
     return updates;
   }
-  const BytesOfGroups leaves = BytesOf(buffers, groups, options.weight_type).leaves;
+  const BytesOfGroups leaves = BytesOf(buffers, groups, options).leaves;
   for (const GroupId group : groups.ids()) {
     updates.of[group] = leaves[group] > 0;
     if (updates.of[group]) {
@@ -78,7 +80,7 @@ HostRing HostRingOf(const ProgramBuffers& buffers,
   if (!options.offload_copies) {
     return ring;
   }
-  const GroupBytes bytes = BytesOf(buffers, groups, options.weight_type);
+  const GroupBytes bytes = BytesOf(buffers, groups, options);
   for (const GroupId group : groups.ids()) {
     const int64_t elements = bytes.elements[group];
     if (bytes.leaves[group] == 0 || elements == 0) {
@@ -106,19 +108,23 @@ HostChunkBytes HostChunkBytesOf(const GroupLayout& group, const ProgramOptions& 
           .model_comes_down = model && options.main_type == DType::kI16};
 }
 
-bool MayOffload(const ProgramBuffer& buffer, const GroupLayouts& groups, DType weight_type) {
+bool MayOffload(const ProgramBuffer& buffer,
+                const GroupLayouts& groups,
+                const ProgramOptions& options) {
   if (buffer.group < 0 || !groups[buffer.group].trainable || buffer.inside >= 0) {
     return false;
   }
-  return buffer.kind == BufferKind::kState || buffer.kind == BufferKind::kStateScale ||
-         (buffer.kind == BufferKind::kMainWeight && buffer.dtype != weight_type &&
-          groups[buffer.group].recipe == Recipe::kNone);
+  if (buffer.kind != BufferKind::kMainWeight) {
+    return buffer.kind == BufferKind::kState || buffer.kind == BufferKind::kStateScale;
+  }
+  const bool quantized = groups[buffer.group].recipe != Recipe::kNone;
+  return quantized ? !options.offload_copies : buffer.dtype != options.weight_type;
 }
 
 OffloadSizes OffloadSizesOf(const ProgramBuffers& buffers,
                             const GroupLayouts& groups,
-                            DType weight_type) {
-  OffloadSizes sizes = {.of_groups = BytesOf(buffers, groups, weight_type).may_leave};
+                            const ProgramOptions& options) {
+  OffloadSizes sizes = {.of_groups = BytesOf(buffers, groups, options).may_leave};
   sizes.total = Sum(sizes.of_groups);
   return sizes;
 }
@@ -154,12 +160,11 @@ void OffloadState(const ProgramRequest& request, ProgramBuffers& buffers) {
   if (fraction <= 0) {
     return;
   }
-  const DType weight_type = request.options.weight_type;
-  const OffloadSizes sizes = OffloadSizesOf(buffers, request.groups, weight_type);
+  const OffloadSizes sizes = OffloadSizesOf(buffers, request.groups, request.options);
   const IdVector<GroupId, bool> leaves =
       sizes.GroupsWithin(static_cast<int64_t>(fraction * static_cast<double>(sizes.total)));
   for (ProgramBuffer& buffer : buffers) {
-    if (MayOffload(buffer, request.groups, weight_type) && leaves[buffer.group]) {
+    if (MayOffload(buffer, request.groups, request.options) && leaves[buffer.group]) {
       buffer.memory = MemoryKind::kOffload;
     }
   }
@@ -168,19 +173,25 @@ void OffloadState(const ProgramRequest& request, ProgramBuffers& buffers) {
 OffloadFacts OffloadOf(const ProgramBuffers& buffers,
                        const GroupLayouts& groups,
                        const ProgramOptions& options) {
-  const GroupBytes bytes = BytesOf(buffers, groups, options.weight_type);
+  const GroupBytes bytes = BytesOf(buffers, groups, options);
   OffloadFacts facts = {.optimizer_bytes = Sum(bytes.may_leave),
                         .offloaded_bytes = Sum(bytes.leaves),
                         .window_bytes = 0,
                         .groups = {}};
+  int64_t read_bytes = 0;  // of main weights, while the last chunks may still be leaving
   for (const GroupId group : groups.ids()) {
     if (bytes.leaves[group] > 0) {
       facts.groups.push_back(group);
       const int64_t chunks = DivCeil(bytes.elements[group], kOffloadChunkElements);
       const int64_t chunk_bytes = DivCeil(bytes.leaves[group], std::max<int64_t>(1, chunks));
       facts.window_bytes = std::max(facts.window_bytes, chunk_bytes * kOffloadChunksAlive);
+      if (groups[group].recipe != Recipe::kNone) {
+        const int64_t part = std::min(bytes.elements[group], kOffloadChunkElements);
+        read_bytes = std::max(read_bytes, part * DTypeBytes(DType::kF32));
+      }
     }
   }
+  facts.window_bytes += read_bytes;
   facts.window_bytes = std::min(facts.window_bytes, facts.offloaded_bytes);
   if (options.offload_copies) {
     const HostRing ring = HostRingOf(buffers, groups, options, kHostChunkElements);

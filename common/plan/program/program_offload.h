@@ -15,10 +15,14 @@ namespace ravel::plan {
 inline constexpr int64_t kOffloadChunkElements = int64_t{1} << 20;
 inline constexpr int64_t kOffloadChunksAlive = 3;
 
-// True of state that only updates touch: moments, their scales, and main weights where model
-// weights are of another type. Where both are fp32, gathers take main weights from where they lie,
-// so they stay. Weights of frozen groups stay, too.
-bool MayOffload(const ProgramBuffer& buffer, const GroupLayouts& groups, DType weight_type);
+// True of state that updates alone write and nothing else needs in place: moments, their scales,
+// and main weights where model weights are of another type or codes. Where both are fp32, gathers
+// take main weights from where they lie, so they stay. A device makes codes from main weights in
+// its own memory, so those stay, too; a host makes them from parts that it fetches. Weights of
+// frozen groups stay.
+bool MayOffload(const ProgramBuffer& buffer,
+                const GroupLayouts& groups,
+                const ProgramOptions& options);
 
 // Makes whole groups kOffload: from the end of the forward order each one whose bytes still fit
 // into ProgramOptions::offload_fraction of the bytes that one rank may offload. Never more; the
@@ -40,7 +44,7 @@ struct OffloadSizes {
 };
 OffloadSizes OffloadSizesOf(const ProgramBuffers& buffers,
                             const GroupLayouts& groups,
-                            DType weight_type);
+                            const ProgramOptions& options);
 
 // Elements of a group that a device's host updates at a time, and how many such chunks have memory
 // of their own on their way there and back, at least: HostRingOf gives it to all where 8 GiB do.
@@ -100,8 +104,9 @@ HostUpdates HostUpdatesOf(const ProgramBuffers& buffers,
 struct OffloadFacts {
   int64_t optimizer_bytes = 0;  // that may be offloaded
   int64_t offloaded_bytes = 0;
-  // Of a file: most that are in memory at a time. Of a device's host: pinned memory for copies, and
-  // what updates that begin before the step is decided keep of old state.
+  // Of a file: most that are in memory at a time, which is chunks of an update and a part of main
+  // weights that codes are made of. Of a device's host: pinned memory for copies, and what updates
+  // that begin before the step is decided keep of old state.
   int64_t window_bytes = 0;
   int64_t pinned_bytes = 0;
   int64_t kept_bytes = 0;

@@ -350,7 +350,7 @@ absl::StatusOr<ShardingPlan> BuildFittingPlan(const PlanRequest& request) {
     return offload.device_bytes == 0 || PeakBytes(plan) <= offload.device_bytes;
   };
   ASSIGN_OR_RETURN(ShardingPlan best, plan_with(0));
-  const OffloadSizes sizes = OffloadSizesOf(best.buffers, best.groups, best.options.weight_type);
+  const OffloadSizes sizes = OffloadSizesOf(best.buffers, best.groups, best.options);
   if (fits(best) || sizes.total == 0) {
     return best;
   }

@@ -16,10 +16,13 @@
 #include <unistd.h>
 
 #include "common/fault_point.h"
+#include "common/model/recipes.h"
 #include "common/trace.h"
 #include "tests/testing/resume_runs.h"
 #include "tests/testing/strategy_cases.h"
 #include "worker/trainer/exit_code.h"
+#include "worker/trainer/local_ranks.h"
+#include "worker/trainer/memory_report.h"
 
 namespace ravel::trainer {
 namespace {
@@ -104,6 +107,104 @@ TEST_P(OffloadForms, EveryFractionGivesTheSameBits) {
     }
   }
   ExpectNoFiles();
+}
+
+constexpr plan::Recipe kEveryRecipe[] = {plan::Recipe::kDelayed,
+                                         plan::Recipe::kCurrent,
+                                         plan::Recipe::kFloat8Block,
+                                         plan::Recipe::kMxFp8,
+                                         plan::Recipe::kNvFp4};
+
+class OffloadRecipes : public Offload {
+ protected:
+  plan::JobSpec RecipeJob(plan::Recipe recipe, double fraction) const {
+    plan::JobSpec spec = CaseJob("recipes", folder_);
+    Use(fraction, {.name = "codes", .compute = plan::ComputeType::kBF16}, spec);
+    spec.model->num_hidden_layers = 4;  // of which one leaves with 0.37
+    spec.recipe.recipe = recipe;
+    spec.recipe.history = 3;
+    return spec;
+  }
+};
+
+// Main weights of codes lie outside, too; parts of them are fetched for amaxes and for codes.
+TEST_F(OffloadRecipes, EveryFractionGivesTheSameBits) {
+  for (const plan::Recipe recipe : kEveryRecipe) {
+    const Recording whole = Record(Run(RecipeJob(recipe, 0), 1));
+    for (const double fraction : {0.37, 1.0}) {
+      for (const int ranks : {1, 3}) {
+        EXPECT_EQ(FirstDifference(whole, Record(Run(RecipeJob(recipe, fraction), ranks))), "")
+            << plan::RecipeName(recipe) << ", " << fraction << " on " << ranks << " ranks";
+      }
+    }
+    plan::JobSpec in_turn = RecipeJob(recipe, 1);
+    in_turn.optimizer.offload.overlap = false;
+    EXPECT_EQ(FirstDifference(whole, Record(Run(in_turn, 2))), "") << plan::RecipeName(recipe);
+  }
+  ExpectNoFiles();
+}
+
+int64_t FetchedBytes(const RankEngine& engine) {
+  MappedPlaces places;
+  places.offloaded = engine.offloaded();
+  const absl::StatusOr<std::vector<MemoryLine>> lines = MemoryOfProcess(places);
+  EXPECT_TRUE(lines.ok()) << lines.status();
+  if (!lines.ok()) {
+    return -1;
+  }
+  for (const MemoryLine& line : *lines) {
+    if (line.what == "offloaded state") {
+      return line.measured_bytes;
+    }
+  }
+  return -1;
+}
+
+// The file has the planned bytes; of main weights one part at a time is in memory, and nothing of
+// them after a step.
+TEST_F(OffloadRecipes, MainWeightsAreInMemoryWhileTheyAreRead) {
+  constexpr int64_t kPartElements = 16384;
+  constexpr int64_t kMappedAround = 2 * (64 << 10);  // by the kernel, at both ends
+  const auto body = [&](RankEngine& engine, int) -> absl::Status {
+    RETURN_IF_ERROR(engine.InitializeWeights());
+    RETURN_IF_ERROR(engine.TrainStep(0).status());
+    RETURN_IF_ERROR(engine.offload()->Drain());
+    EXPECT_EQ(FetchedBytes(engine), 0);
+    int parts = 0;
+    for (const shard::ParameterGroup& group : engine.groups()) {
+      const auto visit = [&](std::span<const quant::QuantPiece> pieces) {
+        ASSERT_EQ(pieces.size(), 1u);
+        const int64_t bytes = pieces[0].main_weight.elements() * 4;
+        EXPECT_LE(bytes, kPartElements * 4);
+        EXPECT_GE(FetchedBytes(engine), bytes);
+        EXPECT_LE(FetchedBytes(engine), bytes + kMappedAround);
+        ++parts;
+      };
+      RETURN_IF_ERROR(engine.offload()->ReadMainWeights(group, visit));
+    }
+    EXPECT_GT(parts, 28) << "some of the 28 matrices have more than a part";
+    EXPECT_EQ(FetchedBytes(engine), 0);
+    return absl::OkStatus();
+  };
+  const LocalRun run = {.spec = RecipeJob(plan::Recipe::kMxFp8, 1),
+                        .body = body,
+                        .options = {.offload_chunk_elements = kPartElements}};
+  const absl::StatusOr<plan::ShardingPlan> plan = PlanLocalRanks(run);
+  ASSERT_TRUE(plan.ok()) << plan.status();
+  const plan::OffloadFacts facts = plan::OffloadOf(plan->buffers, plan->groups, plan->options);
+  int64_t elements = 0;
+  for (const plan::GroupLayout& group : plan->groups) {
+    elements += group.layout.shard_elements;
+  }
+  EXPECT_EQ(facts.offloaded_bytes, elements * 12);  // main weights and two moments
+  EXPECT_GE(plan->memory.offload_bytes, facts.offloaded_bytes);
+  const auto offloaded = std::count_if(
+      plan->buffers.begin(), plan->buffers.end(), [](const plan::ProgramBuffer& buffer) {
+        return buffer.memory == plan::MemoryKind::kOffload;
+      });
+  EXPECT_LT(plan->memory.offload_bytes - facts.offloaded_bytes, 4096 * offloaded);  // whole pages
+  const absl::Status status = RunLocalRanks(run);
+  EXPECT_TRUE(status.ok()) << status;
 }
 
 TEST_P(OffloadForms, EveryStrategyGivesTheSameBits) {

@@ -49,8 +49,7 @@ OffloadFacts OffloadFactsOf(const ShardingPlan& plan) {
 int64_t OffloadableBytes(const ShardingPlan& plan, GroupId group) {
   int64_t bytes = 0;
   for (const ProgramBuffer& buffer : plan.buffers) {
-    const bool counts =
-        buffer.group == group && MayOffload(buffer, plan.groups, plan.options.weight_type);
+    const bool counts = buffer.group == group && MayOffload(buffer, plan.groups, plan.options);
     bytes += counts ? buffer.bytes : 0;
   }
   return bytes;
@@ -135,6 +134,156 @@ TEST(ProgramOffload, MainWeightsLeaveWhereNothingGathersThem) {
                     BufferKind::kState, BufferKind::kStateScale, BufferKind::kMainWeight}));
     }
   }
+}
+
+PlanRequest QuantizedRequest(Recipe recipe, double fraction, int64_t ranks = 2) {
+  PlanRequest request = {.spec = testing::RecipeSpecOf(recipe), .ranks = ranks};
+  request.spec.optimizer.offload = {.fraction = fraction, .path = "/disk"};
+  return request;
+}
+
+bool IsQuantizedMain(const ShardingPlan& plan, const ProgramBuffer& buffer) {
+  return buffer.kind == BufferKind::kMainWeight &&
+         plan.groups[buffer.group].recipe != Recipe::kNone;
+}
+
+// A host makes codes from parts of main weights that it fetches, a device from its own memory.
+TEST(ProgramOffload, MainWeightsOfCodesLeaveOnlyTheMemoryOfHosts) {
+  for (const testing::RecipeCase& recipe : testing::RecipeCases()) {
+    for (const Strategy strategy : {Strategy::kNoShard,
+                                    Strategy::kOptim,
+                                    Strategy::kOptimGrads,
+                                    Strategy::kOptimGradsParams}) {
+      for (const bool on_device : {false, true}) {
+        PlanRequest request = QuantizedRequest(recipe.recipe, 1);
+        request.spec.strategy = strategy;
+        request.spec.cpu_devices = !on_device;
+        if (on_device) {
+          request.spec.recipe.emulation = {GemmPath::kDequantBf16};
+          request.spec.optimizer.offload.path = "";
+        }
+        const ShardingPlan plan = MakeOffloaded(request);
+        int quantized = 0;
+        for (const ProgramBuffer& buffer : plan.buffers) {
+          if (IsQuantizedMain(plan, buffer)) {
+            ++quantized;
+            EXPECT_EQ(buffer.memory == MemoryKind::kOffload, !on_device)
+                << recipe.name << ", " << buffer.name;
+          }
+        }
+        EXPECT_GT(quantized, 0);
+      }
+    }
+  }
+}
+
+// All of 4 bytes per parameter of main weights leave, besides two fp32 moments.
+TEST(ProgramOffload, ThePeakOfQuantizedJobsFallsByWhatLeaves) {
+  for (const testing::RecipeCase& recipe : testing::RecipeCases()) {
+    const int64_t before = PeakBytes(MakeOffloaded(QuantizedRequest(recipe.recipe, 0)));
+    const ShardingPlan plan = MakeOffloaded(QuantizedRequest(recipe.recipe, 1));
+    const OffloadFacts facts = OffloadFactsOf(plan);
+    int64_t local = 0;
+    for (const GroupId group : plan.groups.ids()) {
+      local += StoredRange(plan, group, 0).size() * 12;
+    }
+    EXPECT_EQ(facts.offloaded_bytes, local) << recipe.name;
+    EXPECT_NEAR(static_cast<double>(PeakBytes(plan)),
+                static_cast<double>(before - facts.offloaded_bytes + facts.window_bytes),
+                0.02 * static_cast<double>(before));
+  }
+}
+
+// While codes are made, chunks of the update may still be leaving: the window has room for both.
+TEST(ProgramOffload, TheWindowHasRoomForThePartThatCodesAreMadeOf) {
+  PlanRequest request = QuantizedRequest(Recipe::kMxFp8, 1, 1);
+  request.spec.model = testing::Llama(1024, 8, 4096, 257);
+  const ShardingPlan plan = MakeOffloaded(request);
+  int64_t most = 0;
+  for (const GroupId group : plan.groups.ids()) {
+    const int64_t chunks = DivCeil(StoredRange(plan, group, 0).size(), kOffloadChunkElements);
+    most = std::max(most, DivCeil(OffloadableBytes(plan, group), chunks));
+  }
+  EXPECT_EQ(OffloadFactsOf(plan).window_bytes,
+            most * kOffloadChunksAlive + kOffloadChunkElements * 4);
+}
+
+// The refusal of a plan after `change` of the first instruction for which it returns true.
+std::string RefusalOf(ShardingPlan plan,
+                      const std::function<bool(const ShardingPlan&, Instruction&)>& change) {
+  for (StepProgram& program : plan.programs) {
+    for (Instruction& at : program.instructions) {
+      if (change(plan, at)) {
+        return std::string(CheckPlan(plan).message());
+      }
+    }
+  }
+  return "nothing was changed";
+}
+
+// Only amaxes and codes are made of offloaded main weights, only on a host, and only by reading.
+TEST(ProgramOffload, OtherUsesOfOffloadedMainWeightsAreRefused) {
+  const ShardingPlan plan = MakeOffloaded(QuantizedRequest(Recipe::kNvFp4, 1));
+  ASSERT_TRUE(CheckPlan(plan).ok());
+  for (const OpCode op : {OpCode::kAmaxReduce, OpCode::kRefreshWeights}) {
+    const auto main_of = [op](const ShardingPlan& of, Instruction& at) {
+      const auto main =
+          std::find_if(at.operands.begin(), at.operands.end(), [&](const Operand& operand) {
+            return IsQuantizedMain(of, of.buffers[operand.buffer]);
+          });
+      return at.op == op && main != at.operands.end() ? &*main : nullptr;
+    };
+    EXPECT_THAT(RefusalOf(plan,
+                          [&](const ShardingPlan& of, Instruction& at) {
+                            Operand* const main = main_of(of, at);
+                            return main != nullptr && (main->access = Access::kWrite, true);
+                          }),
+                HasSubstr("K14"));
+    // A moment in place of the main weight.
+    EXPECT_THAT(RefusalOf(plan,
+                          [&](const ShardingPlan& of, Instruction& at) {
+                            Operand* const main = main_of(of, at);
+                            if (main == nullptr) {
+                              return false;
+                            }
+                            main->buffer = FindBuffer(of.buffers,
+                                                      {.kind = BufferKind::kState,
+                                                       .owner = of.buffers[main->buffer].group});
+                            return true;
+                          }),
+                HasSubstr("K14"));
+    // The main weight of a group without a recipe.
+    EXPECT_THAT(RefusalOf(plan,
+                          [&](const ShardingPlan& of, Instruction& at) {
+                            Operand* const main = main_of(of, at);
+                            if (main == nullptr) {
+                              return false;
+                            }
+                            for (const GroupId group : of.groups.ids()) {
+                              if (of.groups[group].recipe == Recipe::kNone) {
+                                main->buffer = StoredWeight(of, group);
+                              }
+                            }
+                            return true;
+                          }),
+                HasSubstr("K14"));
+  }
+  // A gather of main weights, or a device.
+  EXPECT_THAT(RefusalOf(plan,
+                        [](const ShardingPlan& of, Instruction& at) {
+                          const bool gathers = at.op == OpCode::kGather && at.group >= 0 &&
+                                               of.groups[at.group].recipe != Recipe::kNone;
+                          if (gathers) {
+                            at.operands.push_back({.buffer = StoredWeight(of, at.group),
+                                                   .access = Access::kRead,
+                                                   .role = Role::kStored});
+                          }
+                          return gathers;
+                        }),
+              HasSubstr("K14"));
+  ShardingPlan on_device = plan;
+  on_device.options.offload_copies = true;
+  EXPECT_THAT(std::string(CheckPlan(on_device).message()), HasSubstr("K14"));
 }
 
 // Takes groups from the end, and passes over one that is too large.
@@ -307,7 +456,7 @@ TEST(ProgramOffload, HostUpdatesOutOfOrderAreRefused) {
 }
 
 OffloadSizes SizesOf(const ShardingPlan& plan) {
-  return OffloadSizesOf(plan.buffers, plan.groups, plan.options.weight_type);
+  return OffloadSizesOf(plan.buffers, plan.groups, plan.options);
 }
 
 // Every number of bytes that can leave, by asking for each multiple of a byte count that divides

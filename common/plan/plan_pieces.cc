@@ -16,9 +16,6 @@
 namespace ravel::plan {
 namespace {
 
-bool StoredIsCut(const ShardingPlan& plan, GroupId group) {
-  return !CutAxes(plan.roles[group].stored).empty();
-}
 // Returns true if replicas cut what the shard axis has cut of a trained group.
 bool ReplicasCut(const ShardingPlan& plan, GroupId group) {
   return CutAxes(plan.roles[group].stored).size() > 1;
@@ -159,8 +156,9 @@ BufferId MeasuredGradient(const ShardingPlan& plan, GroupId group) {
 }
 
 BufferId UpdateGradient(const ShardingPlan& plan, GroupId group) {
-  return StoredIsCut(plan, group) ? MeasuredGradient(plan, group)
-                                  : FindOfGroup(plan, BufferKind::kFullGrad, group);
+  return plan.moves.of_groups[group].whole.empty()
+             ? MeasuredGradient(plan, group)
+             : FindOfGroup(plan, BufferKind::kFullGrad, group);
 }
 
 int64_t BufferOffset(const ShardingPlan& plan, BufferId buffer, int64_t rank) {

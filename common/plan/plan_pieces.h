@@ -69,7 +69,7 @@ BufferId GatherSource(const ShardingPlan& plan, GroupId group);
 // where replicas cut the shard, else the root of kMainGrad.
 BufferId MeasuredGradient(const ShardingPlan& plan, GroupId group);
 // The gradient that the optimizer reads: elements of StoredRange. kFullGrad where the optimizer is
-// not sharded, else the same as MeasuredGradient.
+// not sharded and several ranks measure it, else the same as MeasuredGradient.
 BufferId UpdateGradient(const ShardingPlan& plan, GroupId group);
 
 // Returns a buffer's begin in the rank's arena of its memory kind: the plan's offset; for a buffer

@@ -134,7 +134,10 @@ class TableMaker {
     ASSIGN_OR_RETURN(const std::vector<Move> moves, PlanMoves(tensor, request_.mesh, from, to));
     std::vector<MoveId> ids;
     for (const Move& move : moves) {
-      if (!NeedsRanks(move)) {
+      // A gradient that one rank has measured is whole.
+      const bool is_whole =
+          of == MoveOf::kGradient && move.from.in_flat_family() && move.axis_size == 1;
+      if (!NeedsRanks(move) || is_whole) {
         continue;
       }
       ProgramMove planned = {.of = of,

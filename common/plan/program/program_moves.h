@@ -57,7 +57,8 @@ struct GroupMoves {
   std::vector<MoveId> each_lane;
   std::vector<MoveId> each_turn;  // staged -> between; none: the lanes of a rank are summed there
   std::vector<MoveId> each_step;  // between -> measured
-  std::vector<MoveId> whole;      // measured -> at the step, after the calls of a group are joined
+  // measured -> at the step, after the calls of a group are joined; none on an axis of one rank
+  std::vector<MoveId> whole;
   bool operator==(const GroupMoves&) const = default;
 };
 

@@ -115,6 +115,24 @@ INSTANTIATE_TEST_SUITE_P(Cases,
                          ::testing::ValuesIn(OneLaneCases()),
                          [](const auto& tested) { return tested.param.name(); });
 
+// Updates read the sum of one rank, and a gathered gradient of two: a tied table is summed twice.
+TEST(OneRankRuns, UpdatesFromTheSumHaveTheBitsOfAGatheredGradient) {
+  for (const std::string model : {"odd_tied", "bundled_rope_scaling"}) {
+    for (const plan::WireType wire : {plan::WireType::kF32, plan::WireType::kBF16}) {
+      const auto run = [&](int64_t width) {
+        const StrategyCase tested = {.strategy = "ZeRO0", .width = width, .micro_batches = 3};
+        RecordArgs args = ArgsOf(
+            tested, JobOf(tested, model, absl::StrCat(::testing::TempDir(), "/ravel_one_rank")));
+        args.spec.gradient_wire = wire;
+        args.last_step = kOneLaneSteps;
+        args.options.poison = true;
+        return Record(args);
+      };
+      EXPECT_EQ(FirstDifference(run(2), run(1)), "") << model;
+    }
+  }
+}
+
 // The bits of a run do not depend on where a lane's micro-batches are added, but on their order: a
 // lane of three and one of one sequence are different sums.
 TEST(OneLaneRuns, MicroBatchesAreAllAdded) {

@@ -10,6 +10,7 @@
 
 #include "common/plan/check/program_checker.h"
 #include "common/plan/layout/strategy_table.h"
+#include "common/plan/plan_pieces.h"
 #include "common/plan/plan_proto.h"
 #include "common/plan/program/buffer_index.h"
 #include "common/plan/program/program_buffers.h"
@@ -92,6 +93,49 @@ TEST(StagedInSum, AloneIsALaneOfOneRankWithSeveralMicroBatches) {
       }
     }
   }
+}
+
+// Buffers of whole gradients, and gathers that fill them.
+int WholeGradients(const ShardingPlan& plan) {
+  int count = 0;
+  for (const ProgramBuffer& buffer : plan.buffers) {
+    count += buffer.kind == BufferKind::kFullGrad ? 1 : 0;
+  }
+  for (const StepProgram& program : plan.programs) {
+    for (const Instruction& at : program.instructions) {
+      const bool gathers = WorkLabelOf(plan.moves, at) == OpLabel::kGatherGradient;
+      count += gathers ? 1 : 0;
+    }
+  }
+  return count;
+}
+
+// Its sum is the whole gradient, which takes no memory of its own and is not copied.
+TEST(WholeGradient, OneRankOfAReplicaUpdatesFromItsSum) {
+  for (const int64_t lanes : {2, 8}) {
+    for (const int64_t replicas : {1, 2}) {
+      for (const int64_t micro_batches : {1, 3}) {
+        JobSpec spec = StagedSpec(lanes, micro_batches, Strategy::kNoShard);
+        spec.replicas = replicas;
+        const ShardingPlan plan = StagedPlan(spec, replicas);
+        EXPECT_EQ(WholeGradients(plan), 0);
+        for (const GroupId group : plan.groups.ids()) {
+          EXPECT_EQ(UpdateGradient(plan, group), MeasuredGradient(plan, group));
+        }
+        EXPECT_TRUE(CheckPlan(plan).ok()) << CheckPlan(plan);
+      }
+    }
+  }
+  // A device's host takes the sum down when it is final.
+  JobSpec offloaded = StagedSpec(8, 3, Strategy::kNoShard);
+  offloaded.cpu_devices = false;
+  offloaded.optimizer.offload.fraction = 1;
+  const ShardingPlan of_device = StagedPlan(offloaded);
+  EXPECT_EQ(WholeGradients(of_device), 0);
+  EXPECT_GT(of_device.memory.offload_bytes, 0);
+
+  const ShardingPlan two = StagedPlan(StagedSpec(8, 3, Strategy::kNoShard), 2);
+  EXPECT_EQ(WholeGradients(two), 2 * std::ssize(two.groups));
 }
 
 // The plan that `change` makes of each staging buffer is refused.

@@ -36,6 +36,8 @@ make_from_wheels() {
   for part in "$made.part"/wheels/nvidia/{cu13,cudnn,nccl}; do
     cp --recursive --link "$part/." "$made.part/"
   done
+  # Licences, which an image must have.
+  mkdir "$made.part/dist-info" && mv "$made.part"/wheels/*.dist-info "$made.part/dist-info/"
   rm -rf "$made.part/wheels"
   ln -s lib "$made.part/lib64"
   for library in "$made.part"/lib/lib*.so.*; do

@@ -12,7 +12,7 @@ usage() {
 usage: deploy/images/build.sh --bin DIR --output DIR [options]
   --bin DIR       programs: ravel-coordinator, ravel-store, ravel-worker, ravel-trainer, ravelctl
   --output DIR    gets root/ (the file system), oci/ (the image, tag as below) and sbom.spdx.json; must not exist, or be one of these
-  --cuda DIR      also libravel_cuda.so of --bin, and cuBLASLt, cuDNN and NCCL of this folder
+  --cuda DIR      also libravel_cuda.so of --bin, and cuBLASLt, cuDNN, NCCL and NVRTC of this folder, a toolkit's lib64
   --tag TAG       of the image (default: the version of the programs)
 TEXT
   exit 2
@@ -39,7 +39,7 @@ for program in "${programs[@]}"; do
   [[ -x $bin/$program ]] || die "--bin: no program $bin/$program; build it first"
 done
 [[ $(id -u) == 0 ]] || die "needs root: mmdebstrap makes files of root"
-for tool in mmdebstrap umoci strip jq; do
+for tool in mmdebstrap umoci strip jq python3; do
   command -v "$tool" >/dev/null || die "no $tool; deploy/install_packages.sh image"
 done
 if [[ -e $output ]]; then
@@ -99,15 +99,13 @@ for program in "${programs[@]}"; do
 done
 ln -s ravelctl "$root/usr/bin/kubectl-ravel"  # kubectl ravel ...
 install -m 755 deploy/images/ravel-pool.sh "$root/usr/bin/ravel-pool"
-libraries=()  # of --cuda
+libraries='{}'  # of --cuda, for the SBOM
 if [[ -n $cuda ]]; then
   [[ -f $bin/libravel_cuda.so ]] || die "--bin: no libravel_cuda.so beside the programs"
   strip --strip-unneeded -o "$root/usr/bin/libravel_cuda.so" "$bin/libravel_cuda.so"
-  for library in "$cuda"/lib{cublasLt,cublas,cudnn*,nccl,nvrtc*}.so.[0-9]*; do
-    [[ -L $library || ! -f $library ]] || { cp "$library" "$root/usr/lib/x86_64-linux-gnu/" && libraries+=("${library##*/}"); }
-  done
-  [[ ${#libraries[@]} -gt 0 ]] || die "--cuda: no cuBLASLt, cuDNN or NCCL in $cuda"
-  ldconfig -r "$root"
+  libraries=$(python3 -B deploy/images/cuda_libraries.py "$cuda" "$root")
+  # Container runtimes that bring a driver's libraries run the host's ldconfig, which need not know Debian's folders.
+  echo 'include /etc/ld.so.conf.d/*.conf' >"$root/etc/ld.so.conf"
 fi
 printf 'root:x:0:0:root:/root:/usr/sbin/nologin\nravel:x:%s:%s:Ravel:/var/lib/ravel:/usr/sbin/nologin\n' $user $user >"$root/etc/passwd"
 printf 'root:x:0:\nravel:x:%s:\n' $user >"$root/etc/group"
@@ -123,15 +121,13 @@ created=$(date -u -d "@$epoch" +%Y-%m-%dT%H:%M:%SZ)
     [[ $control == *.md5sums ]] || awk '{ sub(":$", "", $1) } $1 == "Package" || $1 == "Version" { of[$1] = $2 }
       END { print of["Package"], of["Version"], "Organization: Debian" }' "$control"
   done
-  for library in "${libraries[@]}"; do
-    echo "${library%%.so.*} ${library##*.so.} Organization: NVIDIA"
-  done
-} | LC_ALL=C sort | jq -Rn --arg version "$version" --arg created "$created" '
-  [inputs | split(" ") | {name: .[0], versionInfo: .[1], supplier: (.[2:] | join(" "))}] as $packages |
+} | LC_ALL=C sort | jq -Rn --arg version "$version" --arg created "$created" --slurpfile cuda <(echo "$libraries") '
+  ([inputs | split(" ") | {name: .[0], versionInfo: .[1], supplier: (.[2:] | join(" "))}] + ($cuda[0].packages // [])) as $packages |
   {spdxVersion: "SPDX-2.3", dataLicense: "CC0-1.0", SPDXID: "SPDXRef-DOCUMENT", name: "ravel",
    documentNamespace: "urn:ravel:image:\($version)", creationInfo: {created: $created, creators: ["Tool: deploy/images/build.sh"]},
    packages: ([{name: "ravel", versionInfo: $version, supplier: "NOASSERTION"}] + $packages | map(. + {
-     SPDXID: ("SPDXRef-" + (.name | gsub("[^A-Za-z0-9.-]"; "-"))), downloadLocation: "NOASSERTION", filesAnalyzed: false}))}' >"$output/sbom.spdx.json"
+     SPDXID: ("SPDXRef-" + (.name | gsub("[^A-Za-z0-9.-]"; "-"))), downloadLocation: "NOASSERTION", filesAnalyzed: false}))} +
+  if $cuda[0].licences then {hasExtractedLicensingInfos: $cuda[0].licences} else {} end' >"$output/sbom.spdx.json"
 cp "$output/sbom.spdx.json" "$root/usr/share/ravel/"
 
 echo "== image"

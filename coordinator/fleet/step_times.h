@@ -24,7 +24,7 @@ class StepTimes {
     if (!warm()) {
       return 0;
     }
-    const auto known = static_cast<size_t>(std::min<int64_t>(count_, newest_.size()));
+    const size_t known = std::min(static_cast<size_t>(count_), newest_.size());
     std::array<double, 128> sorted = newest_;
     const size_t rank = (known * 99 + 99) / 100 - 1;
     std::nth_element(sorted.begin(), sorted.begin() + rank, sorted.begin() + known);

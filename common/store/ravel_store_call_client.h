@@ -88,7 +88,7 @@ absl::Status Persist(const StoreAddress& address, int& tries, const Once& once) 
     StoreCall context;
     context.set_deadline(std::chrono::system_clock::now() +
                          std::min(kStoreTryTime, address.CallTime()));
-    const absl::Status status = once(*stub, context);
+    absl::Status status = once(*stub, context);
     if (!MayPass(status)) {
       address.reached->store(true);
       return status;

@@ -212,6 +212,7 @@ absl::StatusOr<S3Answer> S3Bucket::Once(S3Request request, Body body) const {
   } else if (request.method != "GET") {
     curl_easy_setopt(curl.get(), CURLOPT_CUSTOMREQUEST, request.method.c_str());
     curl_easy_setopt(curl.get(), CURLOPT_POSTFIELDSIZE_LARGE, static_cast<curl_off_t>(body.size()));
+    // NOLINTNEXTLINE(bugprone-suspicious-stringview-data-usage): the line above gives its size
     curl_easy_setopt(curl.get(), CURLOPT_POSTFIELDS, body.data());
   }
   const CURLcode result = curl_easy_perform(curl.get());
@@ -279,6 +280,8 @@ class S3Writer : public FileWriter {
  public:
   S3Writer(S3Bucket* bucket, std::string key)
       : bucket_(bucket), key_(std::move(key)), id_(RandomHex(16)) {}
+  S3Writer(const S3Writer&) = delete;
+  S3Writer& operator=(const S3Writer&) = delete;
   ~S3Writer() override {
     if (!upload_.empty() && !finished_) {
       S3Request request = bucket_->To("DELETE", key_);

@@ -5,6 +5,7 @@
 
 #include "coordinator/api/fleet_messages_proto.h"
 
+#include <algorithm>
 #include <utility>
 
 #include <absl/strings/str_cat.h>
@@ -23,6 +24,9 @@ struct Overloaded : Handlers... {
 };
 template <typename... Handlers>
 Overloaded(Handlers...) -> Overloaded<Handlers...>;
+
+// Of a beat; the rest is cut.
+constexpr int64_t kMaxPadding = 64 << 10;
 
 // Trainers that do not say have one.
 int64_t SaveAttempt(int64_t said) {
@@ -86,6 +90,10 @@ BeatMessage ReadBeat(const v1::Beat& message) {
   BeatMessage beat;
   beat.seq = message.seq();
   beat.heard_command = message.heard_command();
+  beat.padding = message.padding().substr(0, kMaxPadding);
+  beat.answered_bytes = message.answered_bytes();
+  beat.next_bytes = message.next_bytes();
+  beat.unanswered_ms = message.unanswered_ms();
   for (const v1::TrainerBeat& trainer : message.trainers()) {
     beat.trainers.push_back({trainer.job_uid(),
                              trainer.rank(),
@@ -279,6 +287,7 @@ absl::StatusOr<HelloMessage> FromProto(const v1::Hello& message) {
   hello.incarnation = message.incarnation();
   hello.protocol = message.protocol();
   hello.oldest_protocol = message.oldest_protocol();
+  hello.path_bytes = std::clamp<int64_t>(message.path_bytes(), 0, kMaxPadding);
   hello.cluster_id = message.cluster_id();
   for (const v1::Device& device : message.devices()) {
     hello.devices.push_back({device.kind(), device.model(), device.memory_bytes(), device.uuid()});
@@ -356,7 +365,10 @@ v1::Down ToProto(const DownMessage& message) {
   std::visit(Overloaded{[&](const Welcome& welcome) {
                           WriteWelcome(welcome, message.term, down.mutable_welcome());
                         },
-                        [&](const BeatAck& ack) { down.mutable_beat_ack()->set_seq(ack.seq); },
+                        [&](const BeatAck& ack) {
+                          down.mutable_beat_ack()->set_seq(ack.seq);
+                          down.mutable_beat_ack()->set_padding(ack.padding);
+                        },
                         [&](const Launch& launch) { WriteLaunch(launch, down.mutable_launch()); },
                         [&](const TrainerCommand& command) {
                           WriteCommand(command, down.mutable_trainer());

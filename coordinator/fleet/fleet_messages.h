@@ -61,6 +61,7 @@ struct HelloMessage {
   // it. Empty: unknown.
   std::string work_lock = {};
   int64_t oldest_protocol = 0;  // 0: only the newest
+  int64_t path_bytes = 0;       // of padding in its first beats; 0: it pads nothing
 };
 
 struct TrainerBeat {
@@ -77,9 +78,13 @@ struct TrainerBeat {
 };
 struct BeatMessage {
   int64_t seq = 0;
-  std::vector<TrainerBeat> trainers;  // all that the node holds
+  std::vector<TrainerBeat> trainers = {};  // all that the node holds
   // The newest command that arrived on this stream before the list was made; 0: none.
   int64_t heard_command = 0;
+  std::string padding = {};    // goes back with the acknowledgement
+  int64_t answered_bytes = 0;  // the most padding that came back to it on this stream
+  int64_t next_bytes = 0;      // of padding in the next beat
+  int64_t unanswered_ms = 0;   // age of its oldest padded beat without an acknowledgement
 };
 
 struct CommRecord {
@@ -176,6 +181,7 @@ struct Welcome {
 };
 struct BeatAck {
   int64_t seq = 0;
+  std::string padding = {};
 };
 struct StartTrainer {
   std::string job_name;

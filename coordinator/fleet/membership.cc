@@ -4,6 +4,9 @@
 // than 30 % of at least ten nodes are silent at once, the fault is probably in the network between,
 // and every limit is extended by twice the detection time. A job with a shorter detection time of
 // its own judges its nodes earlier than the fleet does.
+// Some beats and their acknowledgements are longer than a frame: where these do not come through,
+// the node is lost although short messages do. It is SUSPECT from its Hello until the first of them
+// has come back.
 
 #include "coordinator/fleet/membership.h"
 
@@ -23,6 +26,7 @@ constexpr int64_t kMassSilenceNodes =
 constexpr size_t kMaxNodeIdLength = 128;
 constexpr size_t kMaxFactLength = 4096;
 constexpr size_t kMaxDevices = 1024;
+constexpr char kPathIsTried[] = "messages of more than a frame are tried on its path";
 
 std::string Refusal(const HelloMessage& hello) {
   if (hello.node_id.empty() || hello.node_id.size() > kMaxNodeIdLength) {
@@ -168,11 +172,19 @@ HelloOutcome Membership::OnHello(StreamId stream,
   changed_.insert(hello.node_id);
   node.facts = hello;
   node.facts.trainers.clear();
-  node.state = hello.draining ? NodeState::kDraining : NodeState::kReady;
+  node.path_is_tried = hello.path_bytes == 0;
+  node.next_bytes = hello.path_bytes;
+  node.answered_ms = 0;
+  node.unanswered_ms = 0;
+  node.state = hello.draining       ? NodeState::kDraining
+               : node.path_is_tried ? NodeState::kReady
+                                    : NodeState::kSuspect;
   node.stream = stream;
   node.heard_ms = now_ms;
   node.heard_wall_ms = wall_ms;
-  node.message = hello.draining ? "draining" : hello.device_message;
+  node.message = hello.draining       ? "draining"
+                 : node.path_is_tried ? hello.device_message
+                                      : kPathIsTried;
   node.ended = false;
   if (outcome.new_incarnation) {
     node.drain_reason.clear();
@@ -187,10 +199,37 @@ bool Membership::OnHeard(StreamId stream, int64_t now_ms, int64_t wall_ms) {
   }
   node->heard_ms = std::max(node->heard_ms, now_ms);
   node->heard_wall_ms = wall_ms;
-  if (node->state == NodeState::kSuspect) {
+  if (node->state == NodeState::kSuspect && node->path_is_tried) {
     node->state = NodeState::kReady;
     changed_.insert(node->facts.node_id);
   }
+  return true;
+}
+
+bool Membership::OnBeat(StreamId stream, const BeatMessage& beat, int64_t now_ms) {
+  NodeRecord* node = MutableByStream(stream);
+  if (node == nullptr || node->facts.path_bytes == 0) {
+    return false;
+  }
+  node->next_bytes = beat.next_bytes;
+  node->unanswered_ms = beat.unanswered_ms;
+  if (beat.unanswered_ms == 0) {
+    node->answered_ms = 0;
+  }
+  if (!beat.padding.empty() && node->answered_ms == 0) {
+    node->answered_ms = now_ms;
+  }
+  if (node->path_is_tried || beat.answered_bytes < node->facts.path_bytes) {
+    return false;
+  }
+  node->path_is_tried = true;
+  if (node->message == kPathIsTried) {
+    node->message = node->facts.device_message;
+  }
+  if (node->state == NodeState::kSuspect) {
+    node->state = NodeState::kReady;
+  }
+  changed_.insert(node->facts.node_id);
   return true;
 }
 
@@ -272,8 +311,25 @@ std::string Membership::Verdict(
   if (!node.stream && away_ms >= times.reset_ms() + hold_ms) {
     return absl::StrCat("its stream broke and it did not return within ", times.reset_ms(), " ms");
   }
-  return silent_ms >= times.lost_ms() + hold_ms ? absl::StrCat("no beat for ", silent_ms, " ms")
-                                                : "";
+  if (silent_ms >= times.lost_ms() + hold_ms) {
+    return absl::StrCat("no beat for ",
+                        silent_ms,
+                        " ms",
+                        node.stream && node.next_bytes > 0
+                            ? absl::StrCat("; the next one has more than ",
+                                           node.next_bytes,
+                                           " bytes: if the host is well, see the MTU of the path")
+                            : "");
+  }
+  const bool back_is_cut =
+      node.answered_ms != 0 && node.unanswered_ms >= times.lost_ms() &&
+      now_ms - std::max(node.answered_ms, since_ms) >= times.lost_ms() + hold_ms;
+  return back_is_cut ? absl::StrCat(
+                           "its beats arrive, but messages of more than a frame do not "
+                           "reach it, for ",
+                           node.unanswered_ms,
+                           " ms: the MTU of the path is smaller than this host believes")
+                     : "";
 }
 
 void Membership::JudgeForJobs(const std::string& node_id,
@@ -314,7 +370,8 @@ std::vector<LostNode> Membership::Evaluate(int64_t now_ms, const ArrivalFunction
     if (arrival && node.stream && now_ms - node.heard_ms >= suspect_ms) {
       node.heard_ms = std::max(node.heard_ms, std::min(now_ms, arrival(*node.stream)));
     }
-    any_silent = any_silent || !node.stream || now_ms - node.heard_ms >= suspect_ms;
+    any_silent = any_silent || !node.stream || now_ms - node.heard_ms >= suspect_ms ||
+                 node.unanswered_ms >= suspect_ms;
   }
   std::vector<LostNode> lost;
   if (!any_silent) {
@@ -349,6 +406,9 @@ void Membership::Forgive(int64_t paused_ms, int64_t now_ms) {
   for (auto& [id, node] : nodes_) {
     node.heard_ms = std::min(now_ms, node.heard_ms + paused_ms);
     node.disconnected_ms = std::min(now_ms, node.disconnected_ms + paused_ms);
+    if (node.answered_ms != 0) {
+      node.answered_ms = std::min(now_ms, node.answered_ms + paused_ms);
+    }
   }
   for (auto& [id, watchers] : watchers_) {
     for (auto& [uid, watcher] : watchers) {
@@ -373,6 +433,12 @@ bool Membership::Forget(const std::string& node_id) {
 const NodeRecord* Membership::Find(const std::string& node_id) const {
   const auto found = nodes_.find(node_id);
   return found == nodes_.end() ? nullptr : &found->second;
+}
+
+bool Membership::HasUntried() const {
+  return std::any_of(nodes_.begin(), nodes_.end(), [](const auto& node) {
+    return node.second.stream && !node.second.path_is_tried && !node.second.IsGone();
+  });
 }
 
 const NodeRecord* Membership::FindByStream(StreamId stream) const {

@@ -49,6 +49,13 @@ struct NodeRecord {
   NodeHold hold = NodeHold::kNone;
   std::string hold_reason;
   int64_t remembered_wall_ms = 0;  // of a node that was not here since the coordinator started
+  // No new work before messages of more than a frame have come through on this stream, both ways.
+  bool path_is_tried = false;
+  int64_t next_bytes = 0;  // of padding in its next beat
+  // The path back: since when a padded acknowledgement is on its way (monotonic; 0: none), and how
+  // long the node has waited for it by its own clock.
+  int64_t answered_ms = 0;
+  int64_t unanswered_ms = 0;
 
   // Out of the fleet until its daemon says Hello again.
   bool IsGone() const { return state == NodeState::kLost || state == NodeState::kLeft; }
@@ -105,6 +112,8 @@ class Membership {
   // Any message counts as a sign of life, at its arrival. False: the stream is not a node's present
   // one, or the node is gone: it has to say Hello again.
   bool OnHeard(StreamId stream, int64_t now_ms, int64_t wall_ms);
+  // After OnHeard. The beat is acknowledged now. True: the node takes work from here on.
+  bool OnBeat(StreamId stream, const BeatMessage& beat, int64_t now_ms);
   void OnClosed(StreamId stream, int64_t now_ms, NodeLoad load);
   void OnDrain(StreamId stream, const std::string& reason);
   // False: no such node.
@@ -123,6 +132,8 @@ class Membership {
 
   const std::map<std::string, NodeRecord>& nodes() const { return nodes_; }
   const NodeRecord* Find(const std::string& node_id) const;
+  // The path of a node that is here is still tried.
+  bool HasUntried() const;
   // The node of a stream, or null.
   const NodeRecord* FindByStream(StreamId stream) const;
   // Nodes whose facts or state have changed since the last call.

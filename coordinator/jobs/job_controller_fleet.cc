@@ -340,7 +340,11 @@ void JobController::OnBeat(StreamId stream, const std::string& node_id, const Be
   }
   NoteUnnamed(node_id, beat);
   RepeatLaunch(node_id);
-  Send(stream, BeatAck{beat.seq});
+  const bool takes_work = membership_.OnBeat(stream, beat, now_ms);
+  Send(stream, BeatAck{beat.seq, beat.padding});
+  if (takes_work) {
+    Schedule();
+  }
 }
 
 void JobController::OnExited(const std::string& node_id, const TrainerExited& exited) {
@@ -542,57 +546,6 @@ void JobController::OnTrainerFailed(Entry& entry,
                      entry.progress.step};
   if (cause.reason != "CheckpointCorrupt") {  // that one is handled when the trainer is gone
     entry.run.Blame(std::move(cause));
-  }
-}
-
-void JobController::OnStepReport(Entry& entry,
-                                 const TrainerFrame& frame,
-                                 const StepReport& report) {
-  if (frame.rank != 0 || report.step <= entry.run.reported_step) {
-    return;  // the second: told again after a broken stream
-  }
-  entry.run.reported_step = report.step;
-  StepRecord record{report};
-  record.tokens_per_second =
-      report.step_seconds > 0 ? static_cast<double>(report.tokens) / report.step_seconds : 0;
-  record.world_size = static_cast<int64_t>(entry.run.slots.size());
-  record.epoch = frame.epoch;
-  record.attempt = entry.record.attempt;
-  record.time_ms = report.time_ms != 0 ? report.time_ms : parts_.clock->WallMs();
-  const bool taken = WriteFiles(
-      [metrics = parts_.metrics, growth = parts_.growth, uid = entry.record.uid, record] {
-        const absl::Status stored = metrics->Append(uid, record);
-        if (!stored.ok()) {
-          static ComplainNowAndThen lost;
-          lost.Say(absl::StrCat(
-              "metrics of step ", record.step, " are lost: ", std::string(stored.message())));
-        } else if (growth != nullptr) {
-          growth->Ring(uid);
-        }
-      });
-  if (!taken) {
-    static ComplainNowAndThen full;
-    full.Say("metrics are lost: the state directory's disk does not keep up");
-  }
-  JobProgress& progress = entry.progress;
-  if (!progress.any) {
-    progress.first_loss = report.loss;
-    progress.any = true;
-  }
-  NoteStep(entry.meter, record, progress.step);
-  progress.step = report.step;
-  progress.loss = report.loss;
-  progress.tokens_per_second = record.tokens_per_second;
-  progress.step_seconds = progress.step_seconds > 0
-                              ? 0.9 * progress.step_seconds + 0.1 * report.step_seconds
-                              : report.step_seconds;
-  entry.run.step_times.Add(report.step_seconds);
-  NoteTrained(entry, record);
-  entry.run.progress_ms = parts_.clock->MonotonicMs();
-  entry.run.last_step_done = entry.run.last_step_done || report.step >= entry.record.spec.steps;
-  Publish(entry);
-  if (entry.run.phase == RunPhase::kTraining) {
-    RenewHorizon(entry);
   }
 }
 

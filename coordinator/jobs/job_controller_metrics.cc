@@ -1,16 +1,19 @@
-// JobController: what it knows, in numbers, and where the time of devices goes. Measure runs on the
-// strand at each scrape: it walks over jobs and nodes once and copies what a page needs of at most
-// kMostMetricsJobs jobs. NoteDeviceTime is called whenever a job's devices or their use may have
-// changed, and costs nothing when they have not.
+// JobController: what it knows, in numbers, and where the time of devices goes; rank 0's steps.
+// Measure runs on the strand at each scrape: it walks over jobs and nodes once and copies what a
+// page needs of at most kMostMetricsJobs jobs. NoteDeviceTime is called whenever a job's devices or
+// their use may have changed, and costs nothing when they have not.
 
 #include <algorithm>
 #include <array>
 #include <utility>
 
+#include <absl/strings/str_cat.h>
+
 #include "common/model/job_spec.h"
 #include "common/plan/numerics.h"
 #include "common/signed_size.h"
 #include "coordinator/jobs/job_controller.h"
+#include "coordinator/store/complaint.h"
 
 namespace ravel::coordinator {
 namespace {
@@ -272,6 +275,57 @@ void JobController::MeasureNodes(ControllerMetrics& metrics) const {
       metrics.devices[{kind, "free"}] += use.free[cpu];
       metrics.devices[{kind, "away"}] += all - use.held[cpu] - use.free[cpu];
     }
+  }
+}
+
+void JobController::OnStepReport(Entry& entry,
+                                 const TrainerFrame& frame,
+                                 const StepReport& report) {
+  if (frame.rank != 0 || report.step <= entry.run.reported_step) {
+    return;  // the second: told again after a broken stream
+  }
+  entry.run.reported_step = report.step;
+  StepRecord record{report};
+  record.tokens_per_second =
+      report.step_seconds > 0 ? static_cast<double>(report.tokens) / report.step_seconds : 0;
+  record.world_size = static_cast<int64_t>(entry.run.slots.size());
+  record.epoch = frame.epoch;
+  record.attempt = entry.record.attempt;
+  record.time_ms = report.time_ms != 0 ? report.time_ms : parts_.clock->WallMs();
+  const bool taken = WriteFiles(
+      [metrics = parts_.metrics, growth = parts_.growth, uid = entry.record.uid, record] {
+        const absl::Status stored = metrics->Append(uid, record);
+        if (!stored.ok()) {
+          static ComplainNowAndThen lost;
+          lost.Say(absl::StrCat(
+              "metrics of step ", record.step, " are lost: ", std::string(stored.message())));
+        } else if (growth != nullptr) {
+          growth->Ring(uid);
+        }
+      });
+  if (!taken) {
+    static ComplainNowAndThen full;
+    full.Say("metrics are lost: the state directory's disk does not keep up");
+  }
+  JobProgress& progress = entry.progress;
+  if (!progress.any) {
+    progress.first_loss = report.loss;
+    progress.any = true;
+  }
+  NoteStep(entry.meter, record, progress.step);
+  progress.step = report.step;
+  progress.loss = report.loss;
+  progress.tokens_per_second = record.tokens_per_second;
+  progress.step_seconds = progress.step_seconds > 0
+                              ? 0.9 * progress.step_seconds + 0.1 * report.step_seconds
+                              : report.step_seconds;
+  entry.run.step_times.Add(report.step_seconds);
+  NoteTrained(entry, record);
+  entry.run.progress_ms = parts_.clock->MonotonicMs();
+  entry.run.last_step_done = entry.run.last_step_done || report.step >= entry.record.spec.steps;
+  Publish(entry);
+  if (entry.run.phase == RunPhase::kTraining) {
+    RenewHorizon(entry);
   }
 }
 

@@ -175,7 +175,7 @@ void JobController::Schedule() {
     }
   }
   const int64_t now_ms = parts_.clock->MonotonicMs();
-  if (!expected_nodes_.empty() && now_ms < registration_until_ms_) {
+  if ((!expected_nodes_.empty() || membership_.HasUntried()) && now_ms < registration_until_ms_) {
     return;  // nodes are on their way back
   }
   LoseAbsentNodes();

@@ -52,7 +52,7 @@ class HostsTest : public ::testing::Test {
     }
   }
   // The coordinator on host 0.
-  void StartCoordinator(int hosts, bool six) {
+  void StartCoordinator(int hosts, bool six, const std::string& detection = "5s") {
     absl::StatusOr<std::unique_ptr<NetworkHosts>> made = NetworkHosts::Create(hosts);
     if (!made.ok()) {
       SkipWithout("namespaces", made.status().message());
@@ -62,7 +62,8 @@ class HostsTest : public ::testing::Test {
     absl::StatusOr<std::unique_ptr<SecureCluster>> started =
         SecureCluster::Start({.listen = six ? "[::]:0" : "0.0.0.0:0",
                               .names = {six ? hosts_->AddressV6(0) : hosts_->Address(0)},
-                              .coordinator_host = hosts_->Prefix(0)});
+                              .coordinator_host = hosts_->Prefix(0),
+                              .detection = detection});
     ASSERT_TRUE(started.ok()) << started.status();
     cluster_ = *std::move(started);
   }
@@ -159,6 +160,50 @@ TEST_F(HostsTest, AddressesMayBeOfIPv6) {
   }
   EXPECT_EQ(Train(Job("four", 4)).size(), 12u);
   EXPECT_THAT(cluster_->Ctl({"nodes", "list", "-o", "json"}).out, HasSubstr(hosts_->AddressV6(1)));
+}
+
+// A path that drops frames which both of its ends believe in, and tells neither.
+class ShortFramesTest : public HostsTest {
+ protected:
+  void StartAll() {
+    StartCoordinator(2, false, "2s");
+    if (IsSkipped() || HasFatalFailure()) {
+      return;
+    }
+    ASSERT_EQ(hosts_->SendFrames(), absl::OkStatus());
+    const RunResult joined = cluster_->Join("n1", cluster_->Token({"node"}), hosts_->Prefix(1));
+    ASSERT_EQ(joined.exit_code, 0) << joined.err;
+    ASSERT_EQ(cluster_->StartWorker("n1", hosts_->Prefix(1), {"--cpu-devices", "1"}),
+              absl::OkStatus());
+    ASSERT_TRUE(cluster_->WaitForReady(1));
+  }
+  bool Logged(const std::string& program, const std::string& text) const {
+    return Eventually(seconds(30), [&] { return absl::StrContains(cluster_->Log(program), text); });
+  }
+};
+
+TEST_F(ShortFramesTest, NodeBehindThemIsLostAndReturns) {
+  StartAll();
+  if (IsSkipped() || HasFatalFailure()) {
+    return;
+  }
+  ASSERT_EQ(hosts_->LimitFrames(1, NetworkHosts::Way::kBoth, 1280), absl::OkStatus());
+  EXPECT_TRUE(Logged("coordinator", "if the host is well, see the MTU of the path"));
+  EXPECT_TRUE(Logged("n1", "shorter messages were answered: the MTU of the"));
+  EXPECT_THAT(cluster_->Ctl({"nodes", "list"}).out, HasSubstr("LOST"));
+  ASSERT_EQ(hosts_->LimitFrames(1, NetworkHosts::Way::kBoth, 1500), absl::OkStatus());
+  EXPECT_TRUE(cluster_->WaitForReady(1));
+}
+
+TEST_F(ShortFramesTest, NodeWhichOnlyTheyDoNotReachIsLostAndReturns) {
+  StartAll();
+  if (IsSkipped() || HasFatalFailure()) {
+    return;
+  }
+  ASSERT_EQ(hosts_->LimitFrames(1, NetworkHosts::Way::kToHost, 1280), absl::OkStatus());
+  EXPECT_TRUE(Logged("coordinator", "its beats arrive, but messages of more than a frame do not"));
+  // Its next connection is made for the shorter frames.
+  EXPECT_TRUE(cluster_->WaitForReady(1));
 }
 
 // Four daemons and a store, each on a host with a folder of its own.

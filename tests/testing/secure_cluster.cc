@@ -106,6 +106,25 @@ absl::Status NetworkHosts::PartControl(const std::vector<int>& hosts) const {
   const RunResult done = Shell(script, scratch.path());
   return done.exit_code == 0 ? absl::OkStatus() : absl::InternalError(done.err);
 }
+absl::Status NetworkHosts::SendFrames() const {
+  const ScratchFolder scratch;
+  std::string script = "set -e\n";
+  for (int host = 0; host < count_; ++host) {
+    absl::StrAppend(&script, "ip -n ", Name(host), " link set eth0 gso_max_segs 1\n");
+  }
+  const RunResult done = Shell(script, scratch.path());
+  return done.exit_code == 0 ? absl::OkStatus() : absl::FailedPreconditionError(done.err);
+}
+absl::Status NetworkHosts::LimitFrames(int host, Way way, int bytes) const {
+  if (way == Way::kBoth) {  // a bridge drops what its port cannot carry, and sends no ICMP
+    return ChangePort("ip", absl::StrCat("link set p", host, " mtu ", bytes));
+  }
+  // The host itself then sends shorter frames; the others go on as they agreed.
+  const ScratchFolder scratch;
+  const RunResult done =
+      Shell(absl::StrCat("ip -n ", Name(host), " link set eth0 mtu ", bytes), scratch.path());
+  return done.exit_code == 0 ? absl::OkStatus() : absl::FailedPreconditionError(done.err);
+}
 absl::Status NetworkHosts::Throttle(int host, int64_t bits_per_second) const {
   return ChangePort("tc",
                     absl::StrCat("qdisc add dev p",

@@ -39,6 +39,13 @@ class NetworkHosts {
   // The cable between a host and the bridge.
   absl::Status CutLink(int host) const;
   absl::Status MendLink(int host) const;
+  // Connections made from now on send frames of their own, as a wire carries them: not whole
+  // segments, which the cables of namespaces would carry past any limit.
+  absl::Status SendFrames() const;
+  // Longer frames vanish, and no end is told, between a host and the bridge (kBoth), or on their
+  // way to the host alone. 1500: none do.
+  enum class Way { kBoth, kToHost };
+  absl::Status LimitFrames(int host, Way way, int bytes) const;
   // Bits to the host go that fast, by a token bucket (tbf). FailedPrecondition where the kernel has
   // none.
   absl::Status Throttle(int host, int64_t bits_per_second) const;

@@ -4,6 +4,11 @@
 // all kept messages are sent again, and commands answered before get the same answer. A coordinator
 // of an older term is disconnected; it was replaced. Everything runs on the loop's thread;
 // callbacks of older streams are recognised by their number and ignored.
+//
+// Some beats are padded to more than a full frame of the network. A path whose MTU is smaller than
+// the hosts believe, and that does not say so, passes short messages and drops such frames: without
+// padding the node would look alive while plans and step reports hang. TCP delivers in order, so
+// one dropped frame holds up all that follows, and both ends hear silence.
 
 #include "worker/daemon/fleet_client.h"
 
@@ -33,6 +38,25 @@ constexpr milliseconds kLeastPatience{5000};
 constexpr milliseconds kWelcomeDeadline{10000};
 constexpr size_t kMaxUnacknowledgedBytes = size_t{64} << 20;
 constexpr size_t kMaxResults = 1000;
+// More than the payload of an Ethernet frame, and of a jumbo frame. Beats of the first size come
+// once in a detection time, 0.3 KB/s for a node; one of the second size opens each stream.
+constexpr int64_t kFrameBytes = 1600;
+constexpr int64_t kJumboFrameBytes = 9200;
+constexpr int64_t kBeatsForOneFrame = 5;
+constexpr int kBeatsOfDoubt = 2;  // a healthy coordinator answers within one
+
+// Random: a tunnel that compresses would make a short packet of zeros.
+const std::string& Noise() {
+  static const std::string noise = [] {
+    std::mt19937 random(1);
+    std::string bytes(kJumboFrameBytes, ' ');
+    for (char& byte : bytes) {
+      byte = static_cast<char>(random());
+    }
+    return bytes;
+  }();
+  return noise;
+}
 
 // Between half of and the whole doubled delay, so that a fleet does not return in one moment.
 milliseconds Backoff(int failed_attempts) {
@@ -81,6 +105,10 @@ void FleetClient::Connect() {
   };
   welcomed_ = false;
   heard_command_ = 0;
+  padded_.clear();
+  answered_bytes_ = 0;
+  acknowledged_beat_ = beats_sent_;
+  path_is_tried_ = false;
   heard_ = steady_clock::now();
   stream_ = channel_->Open({.received =
                                 [this, to_own_thread](v1::Down down) {
@@ -96,6 +124,7 @@ void FleetClient::Connect() {
   *up.mutable_hello() = callbacks_.hello();
   up.mutable_hello()->set_cluster_id(cluster_id_);
   up.mutable_hello()->set_term(term_);
+  up.mutable_hello()->set_path_bytes(kJumboFrameBytes);
   stream_->Send(up, FleetStream::Kind::kControl);
   BeatLater();  // also judges a coordinator that does not answer
 }
@@ -170,6 +199,7 @@ void FleetClient::OnWelcome(const v1::Welcome& welcome) {
   failed_attempts_ = 0;
   log::Info(absl::StrCat("connected to the coordinator at ", address_, ", term ", term_));
   callbacks_.welcome(welcome);
+  SendBeat();  // padded; not behind what may take long on a slow link
   unacknowledged_.Resend(beats_sent_, [this](const v1::Up& message) {
     stream_->Send(message, FleetStream::Kind::kControl);
   });
@@ -185,7 +215,9 @@ void FleetClient::OnClosed(const absl::Status& status) {
     callbacks_.rejected(std::string(status.message()));
     return;
   }
-  Disconnect(std::string(status.ok() ? "the coordinator ended the stream" : status.message()));
+  Disconnect(
+      absl::StrCat(status.ok() ? "the coordinator ended the stream" : std::string(status.message()),
+                   DoubtOfPath()));
 }
 
 void FleetClient::Disconnect(const std::string& why) {
@@ -249,7 +281,7 @@ void FleetClient::BeatLater() {
     }
     const auto limit = welcomed_ ? std::max(kLeastPatience, 10 * beat_interval_) : kWelcomeDeadline;
     if (steady_clock::now() - heard_ > limit) {
-      Disconnect(absl::StrCat("no answer for ", limit.count(), " ms"));
+      Disconnect(absl::StrCat("no answer for ", limit.count(), " ms", DoubtOfPath()));
     } else if (welcomed_) {
       SendBeat();
     } else {
@@ -258,16 +290,48 @@ void FleetClient::BeatLater() {
   });
 }
 
+// The first beats of a stream until one is acknowledged, then each fifth.
+int64_t FleetClient::NextPadding() const {
+  if (!path_is_tried_) {
+    return kJumboFrameBytes;
+  }
+  return (beats_sent_ + 1) % kBeatsForOneFrame == 0 ? kFrameBytes : 0;
+}
+
+// Not empty: what the coordinator has not answered for long begins with a padded beat.
+std::string FleetClient::DoubtOfPath() const {
+  if (!welcomed_ || padded_.empty() || padded_.front().seq != acknowledged_beat_ + 1 ||
+      steady_clock::now() - padded_.front().sent < kBeatsOfDoubt * beat_interval_) {
+    return "";
+  }
+  return absl::StrCat(", since a beat of ",
+                      padded_.front().bytes,
+                      " bytes that has no answer; shorter messages were answered: the MTU of the "
+                      "path to the coordinator, or back, may be smaller than its hosts believe");
+}
+
 void FleetClient::SendBeat() {
   v1::Up up;
   v1::Beat& beat = *up.mutable_beat();
+  const auto now = steady_clock::now();
+  const int64_t padding = NextPadding();
   beat.set_seq(++beats_sent_);
+  beat.set_padding(Noise().substr(0, static_cast<size_t>(padding)));
+  beat.set_next_bytes(NextPadding());
+  beat.set_answered_bytes(answered_bytes_);
+  if (!padded_.empty()) {
+    const auto age = std::chrono::duration_cast<milliseconds>(now - padded_.front().sent);
+    beat.set_unanswered_ms(std::max<int64_t>(age.count(), 1));
+  }
   beat.set_heard_command(heard_command_);
   beat.set_send_time_ms(SystemClock::Get().WallMs());
   for (v1::TrainerBeat& trainer : callbacks_.beat()) {
     *beat.add_trainers() = std::move(trainer);
   }
-  beat_sent_ = steady_clock::now();
+  beat_sent_ = now;
+  if (padding > 0) {
+    padded_.push_back({beats_sent_, now, static_cast<int64_t>(up.ByteSizeLong())});
+  }
   stream_->Send(up, FleetStream::Kind::kControl);
   BeatLater();
 }
@@ -281,6 +345,15 @@ void FleetClient::OnBeatAck(const v1::BeatAck& ack) {
   if (ack.resend_full()) {
     Disconnect("the coordinator asks for a new hello");
     return;
+  }
+  acknowledged_beat_ = ack.seq();
+  answered_bytes_ = std::max(answered_bytes_, static_cast<int64_t>(ack.padding().size()));
+  const bool answers_padded = !padded_.empty() && padded_.front().seq <= ack.seq();
+  while (!padded_.empty() && padded_.front().seq <= ack.seq()) {
+    padded_.pop_front();
+  }
+  if (answers_padded && !std::exchange(path_is_tried_, true)) {
+    SendBeat();  // says so: the coordinator waits for it
   }
   if (unacknowledged_.empty()) {
     FinishFlush();

@@ -5,6 +5,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <deque>
 #include <functional>
 #include <map>
 #include <memory>
@@ -92,6 +93,8 @@ class FleetClient {
   void ReconnectLater();
   void ConnectWhenDue();
   void SendBeat();
+  int64_t NextPadding() const;
+  std::string DoubtOfPath() const;
   void BeatLater();
   void FinishFlush();
   bool AnswerAgain(int64_t command_id);
@@ -111,6 +114,16 @@ class FleetClient {
   std::chrono::steady_clock::time_point heard_;
   int64_t beats_sent_ = 0;
   int64_t heard_command_ = 0;  // the newest of this stream
+  // A padded beat without an acknowledgement.
+  struct PaddedBeat {
+    int64_t seq = 0;
+    std::chrono::steady_clock::time_point sent;
+    int64_t bytes = 0;  // of the whole message
+  };
+  std::deque<PaddedBeat> padded_;  // of this stream
+  int64_t answered_bytes_ = 0;     // of this stream: the most padding of an acknowledgement
+  int64_t acknowledged_beat_ = 0;  // of this stream: the newest; at first the last one before it
+  bool path_is_tried_ = false;     // of this stream: a padded beat has its acknowledgement
   Backlog unacknowledged_;
   int64_t dropped_lossy_ = 0;
   int64_t welcomes_ = 0;

@@ -47,6 +47,73 @@ TEST(MembershipTest, ABrokenStreamIsForgivenForTwoFifthsOfT) {
   EXPECT_EQ(members.Evaluate(1100).size(), 1U);
 }
 
+TEST(MembershipTest, NodeTakesNoWorkBeforeALongMessageHasComeBack) {
+  Membership members(1000);
+  HelloMessage hello = Hello("a", "i");
+  hello.path_bytes = 9000;
+  hello.device_message = "no GPU";
+  members.OnHello(1, hello, 0, 0);
+  EXPECT_EQ(members.Find("a")->state, NodeState::kSuspect);
+  EXPECT_TRUE(members.OnHeard(1, 10, 0));
+  EXPECT_FALSE(members.OnBeat(1, {.seq = 1, .padding = "long"}, 10));
+  EXPECT_EQ(members.Find("a")->state, NodeState::kSuspect);
+  members.OnHeard(1, 20, 0);
+  EXPECT_FALSE(members.OnBeat(1, {.seq = 2, .answered_bytes = 8999, .unanswered_ms = 10}, 20));
+  members.OnHeard(1, 30, 0);
+  EXPECT_TRUE(members.OnBeat(1, {.seq = 3, .answered_bytes = 9000}, 30));
+  EXPECT_TRUE(members.Find("a")->TakesWork());
+  EXPECT_EQ(members.Find("a")->message, "no GPU");
+  EXPECT_FALSE(members.OnBeat(1, {.seq = 4, .answered_bytes = 9000}, 40)) << "once";
+  members.OnHello(2, hello, 50, 0);
+  EXPECT_FALSE(members.Find("a")->TakesWork()) << "each stream may take another path";
+}
+
+TEST(MembershipTest, NodeThatLongMessagesDoNotReachIsLost) {
+  Membership members(1000);
+  HelloMessage hello = Hello("a", "i");
+  hello.path_bytes = 9000;
+  members.OnHello(1, hello, 0, 0);
+  int64_t seq = 0;
+  const auto beat = [&](int64_t now_ms, int64_t unanswered_ms, const std::string& padding) {
+    members.OnHeard(1, now_ms, 0);
+    members.OnBeat(1,
+                   {.seq = ++seq,
+                    .padding = padding,
+                    .answered_bytes = 9000,
+                    .next_bytes = 0,
+                    .unanswered_ms = unanswered_ms},
+                   now_ms);
+    return members.Evaluate(now_ms);
+  };
+  beat(200, 0, "long");
+  beat(1100, 900, "");
+  // The coordinator answered late, not the path: what was waited for before does not count.
+  beat(1200, 0, "long");
+  EXPECT_TRUE(beat(1400, 1500, "").empty());
+  EXPECT_TRUE(beat(2100, 1000, "").empty()) << "answered 900 ms ago";
+  const auto lost = beat(2200, 1100, "");
+  ASSERT_EQ(lost.size(), 1U);
+  EXPECT_EQ(lost[0].reason,
+            "its beats arrive, but messages of more than a frame do not reach it, for 1100 ms: the "
+            "MTU of the path is smaller than this host believes");
+}
+
+TEST(MembershipTest, SilenceWhereALongBeatIsDueSpeaksOfThePath) {
+  for (const int64_t next : {0, 1600}) {
+    Membership members(1000);
+    HelloMessage hello = Hello("a", "i");
+    hello.path_bytes = 9000;
+    members.OnHello(1, hello, 0, 0);
+    members.OnBeat(1, {.seq = 1, .answered_bytes = 9000, .next_bytes = next}, 0);
+    const auto lost = members.Evaluate(1000);
+    ASSERT_EQ(lost.size(), 1U);
+    EXPECT_EQ(lost[0].reason,
+              next == 0 ? "no beat for 1000 ms"
+                        : "no beat for 1000 ms; the next one has more than 1600 bytes: if the host "
+                          "is well, see the MTU of the path");
+  }
+}
+
 TEST(MembershipTest, TheSameDaemonOnANewStreamReplacesItsOldOne) {
   Membership members(1000);
   EXPECT_TRUE(members.OnHello(1, Hello("a", "i"), 0, 0).new_incarnation);

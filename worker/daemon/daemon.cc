@@ -1,9 +1,9 @@
 // The wiring of ravel-worker: commands of the coordinator go to the supervisor, frames of trainers
 // go to the fleet client, all on one event-loop thread. It keeps what must survive a lost stream:
 // seals without an answer are part of the next hello, and communicator records are told again after
-// each welcome. Plans are fetched and paths checked before any trainer starts. Without a
-// coordinator training goes on, and saves that are due by time are asked for here. SIGTERM drains:
-// trainers may save within a limit; a second signal stops them at once.
+// each welcome. Launches are daemon_launch.cc. Without a coordinator training goes on, and saves
+// that are due by time are asked for here. SIGTERM drains: trainers may save within a limit; a
+// second signal stops them at once.
 
 #include "worker/daemon/daemon.h"
 
@@ -25,7 +25,6 @@
 #include "common/file_writer.h"
 #include "common/logging.h"
 #include "worker/daemon/look_messages_proto.h"
-#include "worker/daemon/preflight_paths_proto.h"
 
 namespace ravel::daemon {
 namespace {
@@ -33,9 +32,7 @@ namespace {
 namespace asio = boost::asio;
 using std::chrono::milliseconds;
 
-constexpr size_t kMaxPlans = 4;
 constexpr size_t kMaxSeals = 4096;
-constexpr size_t kMaxCheckedJobs = 10000;
 constexpr milliseconds kStopGrace{2000};
 constexpr milliseconds kDrainPoll{50};
 constexpr milliseconds kFlushLimit{1000};
@@ -102,6 +99,8 @@ Daemon::Daemon(DaemonOptions options)
   }
   preflight_ = std::make_unique<Preflight>(
       loop_->context, options_.preflight_limit, LookAs(options_.trainer_user, options_.roots));
+  settings_ = std::make_unique<LaunchSettingsReader>(
+      loop_->context, options_.preflight_limit, options_.launch_rules);
   looks_ = std::make_unique<PathLooks>(
       loop_->context, options_.look_limit, LookBeneath(options_.roots, options_.launch_rules));
   data_ =
@@ -113,6 +112,7 @@ Daemon::~Daemon() {
   // Before the loop that their handlers hold on to.
   data_.reset();
   looks_.reset();
+  settings_.reset();
   preflight_.reset();
   supervisor_.reset();
   notice_.reset();
@@ -268,42 +268,6 @@ void Daemon::OnCommand(const v1::Down& down) {
   fleet_->SendResult(down.command_id(), done);
 }
 
-void Daemon::OnLaunch(int64_t command_id, const v1::Launch& launch) {
-  for (const v1::StartTrainer& start : launch.trainers()) {
-    launching_[{launch.job_uid(), launch.epoch(), start.rank()}] = {
-        launch.job_uid(), launch.epoch(), launch.attempt(), start.rank()};
-  }
-  const auto known = plans_.find(launch.plan_digest());
-  if (known != plans_.end()) {
-    LaunchFetched(command_id, launch, known->second);
-    return;
-  }
-  v1::FetchPlanRequest request;
-  request.set_job_uid(launch.job_uid());
-  request.set_epoch(launch.epoch());
-  request.set_digest(launch.plan_digest());
-  fleet_->FetchPlan(request, [this, command_id, launch](absl::StatusOr<std::string> plan) {
-    if (!plan.ok()) {
-      ForgetLaunching(launch);
-    }
-    if (absl::IsUnavailable(plan.status()) || absl::IsCancelled(plan.status())) {
-      // The stream broke: the coordinator sees that nothing was launched, and says it again.
-      log::Warning(plan.status().ToString());
-      return;
-    }
-    if (!plan.ok()) {
-      log::Warning(plan.status().ToString());
-      fleet_->SendResult(command_id, plan.status());
-      return;
-    }
-    if (plans_.size() >= kMaxPlans) {
-      plans_.erase(plans_.begin());
-    }
-    const std::string& kept = plans_[launch.plan_digest()] = *std::move(plan);
-    LaunchFetched(command_id, launch, kept);
-  });
-}
-
 void Daemon::OnLook(const v1::Look& look) {
   // Not kept while there is no stream: the coordinator has asked another node by then.
   const auto answer = [this, id = look.look_id()](const absl::StatusOr<PathFacts>& facts) {
@@ -317,131 +281,6 @@ void Daemon::OnLook(const v1::Look& look) {
     return;
   }
   looks_->Start(*query, milliseconds(look.limit_ms()), answer);
-}
-
-void Daemon::ForgetLaunching(const v1::Launch& launch) {
-  for (const v1::StartTrainer& start : launch.trainers()) {
-    launching_.erase({launch.job_uid(), launch.epoch(), start.rank()});
-  }
-}
-
-void Daemon::LaunchFetched(int64_t command_id, const v1::Launch& launch, const std::string& plan) {
-  if (stopping_ || supervisor_->IsOver(launch.job_uid(), launch.epoch())) {
-    LaunchWithPlan(command_id, launch, plan);  // which says so
-    return;
-  }
-  const absl::Status allowed = SettingsOf(launch, options_.launch_rules).status();
-  if (!allowed.ok()) {  // before anything is fetched
-    RefuseLaunch(command_id, launch, {allowed, "EnvironmentRefused"});
-    return;
-  }
-  if (!options_.roots.any() || launch.trainers().empty() ||
-      checked_jobs_.contains(launch.job_uid())) {
-    FetchData(command_id, launch, plan);
-    return;
-  }
-  // Nothing is fetched for a job that names what it may not.
-  preflight_->Start({.named = PathsOf(launch.trainers(0)).named},
-                    [this, command_id, launch, plan](const PreflightResult& found) {
-                      if (found.status.ok()) {
-                        FetchData(command_id, launch, plan);
-                      } else {
-                        RefuseLaunch(command_id, launch, found);
-                      }
-                    });
-}
-
-void Daemon::RefuseLaunch(int64_t command_id,
-                          const v1::Launch& launch,
-                          const PreflightResult& found) {
-  ForgetLaunching(launch);
-  KeepUsedData();
-  log::Warning(absl::StrCat("job ", launch.job_uid(), ": ", found.status.message()));
-  fleet_->SendResult(command_id, found.status, found.reason);
-}
-
-void Daemon::FetchData(int64_t command_id, const v1::Launch& launch, const std::string& plan) {
-  data_->Start(launch, [this, command_id, launch, plan](const LaunchDataResult& got) {
-    if (got.status.ok()) {
-      LaunchChecked(command_id, got.launch, plan);
-      return;
-    }
-    ForgetLaunching(launch);
-    KeepUsedData();
-    log::Warning(absl::StrCat("job ", launch.job_uid(), ": ", got.status.message()));
-    if (!got.reason.empty()) {  // else the coordinator has ended it
-      fleet_->SendResult(command_id, got.status, got.reason);
-    }
-  });
-}
-
-void Daemon::KeepUsedData() {
-  std::set<std::string> jobs;
-  for (const TrainerProcess* trainer : supervisor_->trainers()) {
-    jobs.insert(trainer->identity().job_uid);
-  }
-  for (const auto& [key, identity] : launching_) {
-    jobs.insert(identity.job_uid);
-  }
-  data_->Keep(jobs);
-}
-
-// Opens what this node has of what the job names, which was held against the roots before.
-void Daemon::LaunchChecked(int64_t command_id, const v1::Launch& launch, const std::string& plan) {
-  if (launch.trainers().empty() || checked_jobs_.contains(launch.job_uid())) {
-    LaunchWithPlan(command_id, launch, plan);
-    return;
-  }
-  PreflightPaths paths = PathsOf(launch.trainers(0));
-  paths.named.clear();
-  preflight_->Start(std::move(paths),
-                    [this, command_id, launch, plan](const PreflightResult& found) {
-                      if (!found.status.ok()) {
-                        RefuseLaunch(command_id, launch, found);
-                        return;
-                      }
-                      if (checked_jobs_.size() >= kMaxCheckedJobs) {
-                        checked_jobs_.clear();
-                      }
-                      checked_jobs_.insert(launch.job_uid());
-                      LaunchWithPlan(command_id, launch, plan);
-                    });
-}
-
-void Daemon::LaunchWithPlan(int64_t command_id, const v1::Launch& launch, const std::string& plan) {
-  ForgetLaunching(launch);
-  const absl::StatusOr<LaunchSettings> settings = SettingsOf(launch, options_.launch_rules);
-  if (!settings.ok()) {  // a secret has gone since the job's paths were looked at
-    RefuseLaunch(command_id, launch, {settings.status(), "EnvironmentRefused"});
-    return;
-  }
-  LaunchOrder order{.job_uid = launch.job_uid(),
-                    .epoch = launch.epoch(),
-                    .attempt = launch.attempt(),
-                    .trainers = {},
-                    .variables = settings->variables};
-  for (const v1::StartTrainer& start : launch.trainers()) {
-    v1::StartTrainer& complete = order.trainers.emplace_back(start);
-    complete.set_job_uid(launch.job_uid());
-    complete.set_epoch(launch.epoch());
-    complete.set_attempt(launch.attempt());
-    complete.set_plan(plan);
-    complete.set_release(options_.version);
-    if (!settings->host_address.empty()) {
-      complete.set_host_address(settings->host_address);
-    } else if (complete.host_address().empty()) {
-      complete.set_host_address(options_.data_address);
-    }
-    complete.set_first_data_port(options_.data_ports.first);
-    complete.set_last_data_port(options_.data_ports.last);
-  }
-  absl::Status done = stopping_ ? absl::FailedPreconditionError("this node is going away")
-                                : supervisor_->Launch(order);
-  if (!done.ok()) {
-    log::Warning(absl::StrCat("refused: ", done.message()));
-    KeepUsedData();
-  }
-  fleet_->SendResult(command_id, done);
 }
 
 absl::Status Daemon::OnTrainerCommand(const v1::TrainerCommand& command) {

@@ -23,6 +23,7 @@
 #include "worker/daemon/fleet_client.h"
 #include "worker/daemon/launch_data_proto.h"
 #include "worker/daemon/launch_settings_proto.h"
+#include "worker/daemon/launch_settings_reader.h"
 #include "worker/daemon/log_sweeper.h"
 #include "worker/daemon/node_identity.h"
 #include "worker/daemon/notice_file.h"
@@ -112,8 +113,10 @@ class Daemon {
   void OnLaunch(int64_t command_id, const v1::Launch& launch);
   void OnLook(const v1::Look& look);
   void ForgetLaunching(const v1::Launch& launch);
-  // Fetches the data sets that the job names by URL, and goes on with their local paths.
+  // Looks at what the job asks for, fetches the data sets that it names by URL, and goes on with
+  // their local paths.
   void LaunchFetched(int64_t command_id, const v1::Launch& launch, const std::string& plan);
+  void LaunchAllowed(int64_t command_id, const v1::Launch& launch, const std::string& plan);
   // Lets data sets go that no job here uses any more.
   void KeepUsedData();
   // Looks at the job's paths, once for each job, before its trainers start.
@@ -121,6 +124,10 @@ class Daemon {
   void RefuseLaunch(int64_t command_id, const v1::Launch& launch, const PreflightResult& found);
   void LaunchChecked(int64_t command_id, const v1::Launch& launch, const std::string& plan);
   void LaunchWithPlan(int64_t command_id, const v1::Launch& launch, const std::string& plan);
+  void StartTrainers(int64_t command_id,
+                     const v1::Launch& launch,
+                     const std::string& plan,
+                     const LaunchSettings& settings);
   absl::Status OnTrainerCommand(const v1::TrainerCommand& command);
   // Communicator records of trainers that have not been told to train are told again: a coordinator
   // that was started anew knows of none, and another node may lack the set.
@@ -150,6 +157,7 @@ class Daemon {
   std::unique_ptr<NoticeWatch> notice_;          // null: no file is named
   std::unique_ptr<Supervisor> supervisor_;
   std::unique_ptr<Preflight> preflight_;
+  std::unique_ptr<LaunchSettingsReader> settings_;
   std::unique_ptr<PathLooks> looks_;
   std::unique_ptr<LaunchData> data_;
   std::set<std::string> checked_jobs_;              // whose paths are here; at most kMaxCheckedJobs

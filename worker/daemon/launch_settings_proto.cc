@@ -140,6 +140,15 @@ bool IsNetworkName(const std::string& name) {
 
 }  // namespace
 
+bool HasSecrets(const v1::Launch& launch) {
+  v1::PlannedJob job;
+  return !launch.trainers().empty() && job.ParseFromString(launch.trainers(0).job()) &&
+         std::any_of(
+             job.environment().begin(),
+             job.environment().end(),
+             [](const v1::PlannedVariable& variable) { return !variable.secret().empty(); });
+}
+
 absl::StatusOr<LaunchSettings> SettingsOf(const v1::Launch& launch, const LaunchRules& rules) {
   v1::PlannedJob job;
   if (launch.trainers().empty() || !job.ParseFromString(launch.trainers(0).job())) {

@@ -33,8 +33,11 @@ struct LaunchSettings {
   std::string host_address = {};            // empty: the node's own
 };
 
-// Reads secrets. A status that is not OK names the field of the job file, never a secret's text;
-// its reason is EnvironmentRefused. Launches of no trainer ask for nothing.
+// A variable of the job is a secret. False where the job cannot be read.
+bool HasSecrets(const v1::Launch& launch);
+
+// Reads secrets, which may hang. A status that is not OK names the field of the job file, never a
+// secret's text; its reason is EnvironmentRefused. Launches of no trainer ask for nothing.
 absl::StatusOr<LaunchSettings> SettingsOf(const v1::Launch& launch, const LaunchRules& rules);
 
 // A field of the job file, below `spec`, that this node cannot serve, and why.

@@ -22,6 +22,7 @@
 #include "common/job_environment.h"
 #include "proto/plan.pb.h"
 #include "tests/testing/eventually.h"
+#include "tests/testing/hung_mount.h"
 #include "tests/testing/process.h"
 #include "tests/testing/required.h"
 #include "tests/worker/daemon/fake_fleet_service.h"
@@ -69,6 +70,7 @@ class LaunchEnvironmentTest : public ::testing::Test {
     options.launch_rules = {.allowed = {"NCCL_*", "MY_*", "RAVEL_S3_SECRET_ACCESS_KEY"},
                             .secrets_root = secrets_.path(),
                             .networks = {{"local", {"lo", "127.0.0.1"}}}};
+    options.preflight_limit = std::chrono::milliseconds(1000);
     options.trainer_user = std::move(user);
     daemon_ = std::make_unique<Daemon>(std::move(options));
     thread_ = std::thread([this] { daemon_->Run(); });
@@ -76,6 +78,9 @@ class LaunchEnvironmentTest : public ::testing::Test {
   }
   // The answer to a launch of one trainer of that job.
   v1::CommandResult Launch(const v1::PlannedJob& job, int64_t epoch) {
+    return ResultOf(SendLaunch(job, epoch));
+  }
+  int64_t SendLaunch(const v1::PlannedJob& job, int64_t epoch) {
     v1::Down down;
     v1::Launch& launch = *down.mutable_launch();
     launch.set_job_uid("job-uid");
@@ -85,7 +90,9 @@ class LaunchEnvironmentTest : public ::testing::Test {
     launch.set_plan_digest(std::string(digest.begin(), digest.end()));
     launch.add_trainers()->set_job_name("echo");
     launch.mutable_trainers(0)->set_job(job.SerializeAsString());
-    const int64_t id = fleet_->Send(down);
+    return fleet_->Send(down);
+  }
+  v1::CommandResult ResultOf(int64_t id) const {
     return fleet_
         ->WaitFor(
             [id](const v1::Up& up) { return up.has_result() && up.result().command_id() == id; })
@@ -197,6 +204,34 @@ TEST_F(LaunchEnvironmentTest, ARefusedLaunchStartsNothingAndSaysWhy) {
   ASSERT_TRUE(Launch(Job(), 4).ok());
   ASSERT_TRUE(testing::Eventually(seconds(20), [] { return Trainers().size() == 1; }));
   EXPECT_THAT(EnvironmentOf(Trainers()[0]), Contains("MY_KEY=anew"));
+}
+
+// The beats that say it come while the secret is waited for.
+TEST_F(LaunchEnvironmentTest, SecretsOnAMountThatHangsFailTheLaunchAndHoldUpNothing) {
+  StartAll();
+  std::optional<testing::HungMount> hung(secrets_.path() + "/team");
+  if (!hung->mounted()) {
+    testing::SkipWithout("fuse", "a mount that hangs needs FUSE and the right to mount");
+    return;
+  }
+  const int64_t id = SendLaunch(Job(), 1);
+  const auto launching = [](const v1::Up& up) {
+    return up.has_beat() && up.beat().trainers(0).state() == "launching";
+  };
+  fleet_->WaitFor(launching, 5);
+  const v1::CommandResult result = ResultOf(id);
+  EXPECT_FALSE(result.ok());
+  EXPECT_EQ(result.reason(), "PreflightFailed");
+  EXPECT_THAT(result.message(), HasSubstr("the job's secrets did not answer within 1000 ms"));
+  EXPECT_THAT(Trainers(), IsEmpty());
+  for (int64_t epoch = 2; epoch < 2 + LaunchSettingsReader::kMostHanging; ++epoch) {
+    SendLaunch(Job(), epoch);
+  }
+  EXPECT_THAT(Launch(Job(), 20).message(), HasSubstr("earlier reads of secrets still hang"));
+  v1::PlannedJob plain = Job();
+  plain.mutable_environment()->RemoveLast();
+  EXPECT_TRUE(Launch(plain, 21).ok()) << "it needs no secret";
+  hung.reset();
 }
 
 TEST_F(LaunchEnvironmentTest, ATrainerOfAnotherUserHasNothingOfTheDaemons) {

@@ -10,6 +10,7 @@
 #include <sys/stat.h>
 
 #include "common/certificate.h"
+#include "common/clock.h"
 #include "common/file_writer.h"
 
 namespace ravel::store_server {
@@ -82,16 +83,17 @@ absl::StatusOr<Caller> StoreGate::CallerOf(const grpc::ServerContextBase& contex
   if (named) {
     caller.kind = CallerKind::kOperator;
   }
+  const std::vector<grpc::string_ref> shown =
+      connection->FindPropertyValues(GRPC_X509_PEM_CERT_PROPERTY_NAME);
+  if (shown.size() != 1) {
+    return absl::UnauthenticatedError("this store needs a certificate of its cluster");
+  }
+  ASSIGN_OR_RETURN(const CertificateFacts facts,
+                   ReadCertificate(std::string(shown[0].data(), shown[0].size())));
+  caller.serial = facts.serial;
+  caller.not_after_ms = facts.not_after_ms;
+  RETURN_IF_ERROR(CheckStill(caller));
   if (trust_ != nullptr) {
-    const std::vector<grpc::string_ref> shown =
-        connection->FindPropertyValues(GRPC_X509_PEM_CERT_PROPERTY_NAME);
-    if (shown.size() != 1) {
-      return absl::UnauthenticatedError("this store needs a certificate of its cluster");
-    }
-    ASSIGN_OR_RETURN(const CertificateFacts facts,
-                     ReadCertificate(std::string(shown[0].data(), shown[0].size())));
-    caller.serial = facts.serial;
-    RETURN_IF_ERROR(CheckStill(caller));
     TakeToken(context, caller);
   }
   return caller;
@@ -111,8 +113,15 @@ void StoreGate::TakeToken(const grpc::ServerContextBase& context, Caller& caller
 }
 
 absl::Status StoreGate::CheckStill(const Caller& caller) const {
-  return trust_ == nullptr || caller.serial.empty() ? absl::OkStatus()
-                                                    : trust_->Check(caller.serial);
+  if (caller.serial.empty()) {
+    return absl::OkStatus();
+  }
+  // TLS has looked at it once, and connections last. Unavailable, as a handshake with it is: the
+  // caller comes again with its next one.
+  if (caller.not_after_ms < SystemClock::Get().WallMs()) {
+    return absl::UnavailableError(absl::StrCat("the certificate of ", caller.text, " has expired"));
+  }
+  return trust_ == nullptr ? absl::OkStatus() : trust_->Check(caller.serial);
 }
 
 }  // namespace ravel::store_server

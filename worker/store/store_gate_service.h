@@ -28,9 +28,11 @@ class StoreGate {
   std::shared_ptr<grpc::ServerCredentials> Credentials() const;
   // Before the server starts. The book outlives the server.
   void UseTrust(const TrustBook* trust) { trust_ = trust; }
-  // Unauthenticated says why the connection names nobody; PermissionDenied: it was revoked.
+  // Asked at every call: connections have no limit of age. Unauthenticated says why the connection
+  // names nobody. Unavailable: its certificate has ended; PermissionDenied: it was revoked.
   absl::StatusOr<Caller> CallerOf(const grpc::ServerContextBase& context) const;
-  // PermissionDenied when the caller was revoked since: for each message of a stream. Cheap.
+  // For each message of a stream. Unavailable when the caller's certificate has ended since,
+  // PermissionDenied when it was revoked. Cheap.
   absl::Status CheckStill(const Caller& caller) const;
 
  private:

@@ -2,6 +2,7 @@
 
 // Rights of identities in a store. Pure.
 
+#include <cstdint>
 #include <string>
 #include <string_view>
 
@@ -21,8 +22,9 @@ enum class CallerKind {
 
 struct Caller {
   CallerKind kind = CallerKind::kUser;
-  std::string text = {};    // "node/n1"
-  std::string serial = {};  // of the certificate, in hex; empty where nobody asks for it
+  std::string text = {};     // "node/n1"
+  std::string serial = {};   // of the certificate, in hex; empty for anyone
+  int64_t not_after_ms = 0;  // end of the certificate
   // A node writes saves of the job that its token names, and of no other. False where the store
   // knows no key for tokens.
   bool needs_token = false;

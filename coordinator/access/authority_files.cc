@@ -13,6 +13,7 @@
 #include <arpa/inet.h>
 #include <fcntl.h>
 #include <netinet/in.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -128,6 +129,30 @@ void RemoveParts(const std::string& state_dir) {
   }
 }
 
+absl::Status CheckUnmade(const std::string& place) {
+  return std::filesystem::exists(place)
+             ? absl::AlreadyExistsError(absl::StrCat(
+                   place, ": this state has an authority already; it was left as it is"))
+             : absl::OkStatus();
+}
+
+// Two that work at once would remove each other's folder and mix their administrators. The lock is
+// on the directory itself, and ends with its process.
+absl::StatusOr<std::shared_ptr<void>> TakeTurn(const std::string& state_dir) {
+  const int fd = open(state_dir.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  if (fd < 0) {
+    return ErrnoStatus(errno, absl::StrCat("--state-dir ", state_dir));
+  }
+  const std::shared_ptr<void> turn(nullptr, [fd](void*) { close(fd); });
+  if (flock(fd, LOCK_EX | LOCK_NB) != 0) {
+    return errno == EWOULDBLOCK
+               ? absl::AbortedError(
+                     absl::StrCat("--state-dir ", state_dir, ": another `init` is at work there"))
+               : ErrnoStatus(errno, absl::StrCat("--state-dir ", state_dir));
+  }
+  return turn;
+}
+
 }  // namespace
 
 absl::Status CheckServerName(const std::string& name) {
@@ -160,10 +185,7 @@ absl::StatusOr<AuthorityFiles> MakeAuthorityFiles(const std::string& state_dir,
   }
   AuthorityFiles files;
   const std::string place = state_dir + "/tls";
-  if (std::filesystem::exists(place)) {
-    return absl::AlreadyExistsError(
-        absl::StrCat(place, ": this state has an authority already; it was left as it is"));
-  }
+  RETURN_IF_ERROR(CheckUnmade(place));
   if (!source.cluster.empty()) {
     RETURN_IF_ERROR(CheckClusterName(source.cluster));
   }
@@ -178,7 +200,11 @@ absl::StatusOr<AuthorityFiles> MakeAuthorityFiles(const std::string& state_dir,
   files.folder = absl::StrCat(place, kPart, RandomHex(4));
   std::error_code error;
   std::filesystem::create_directories(state_dir, error);
-  RemoveParts(state_dir);
+  if (!error) {
+    ASSIGN_OR_RETURN(files.turn, TakeTurn(state_dir));
+    RETURN_IF_ERROR(CheckUnmade(place));  // one may have ended since
+    RemoveParts(state_dir);
+  }
   if (error || mkdir(files.folder.c_str(), 0700) != 0) {
     return absl::UnavailableError(absl::StrCat(
         "--state-dir ", state_dir, ": ", error ? error.message() : "the folder cannot be made"));

@@ -10,6 +10,7 @@
 // certificate, so that whoever has not heard of the new one goes on.
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -26,6 +27,8 @@ struct AuthorityFiles {
   std::string trusted;      // PEM, one or two certificates
   std::string fingerprint;  // of server_signer's certificate: what a newcomer can compare
   bool rotating = false;
+  // Of an `init` that is under way: no other works in this state directory while it lives.
+  std::shared_ptr<void> turn = nullptr;
 
   std::string CaPath() const { return folder + "/ca.pem"; }
   std::string CaKeyPath() const { return folder + "/ca.key"; }
@@ -42,9 +45,10 @@ struct AuthoritySource {
   std::string cluster = {};  // the name in URIs; empty: a random one
 };
 
-// Makes all of it, in a folder beside its place. AlreadyExists when there is an authority: making
-// another would lock every node out. `names`: how clients may call the coordinator, host names and
-// addresses. InvalidArgument names the flag of `init` that is wrong.
+// Makes all of it, in a folder beside its place. AlreadyExists when there is an authority, because
+// making another would lock every node out; Aborted when another `init` is making one. `names`: how
+// clients may call the coordinator, host names and addresses. InvalidArgument names the flag of
+// `init` that is wrong.
 absl::StatusOr<AuthorityFiles> MakeAuthorityFiles(const std::string& state_dir,
                                                   const std::vector<std::string>& names,
                                                   const AuthoritySource& source,

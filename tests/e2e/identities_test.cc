@@ -507,43 +507,5 @@ TEST_F(IdentitiesTest, AnAuthorityFromElsewhereSignsStores) {
   EXPECT_FALSE(std::filesystem::exists(cluster_->folder() + "/another"));
 }
 
-bool HasEntry(const std::string& folder, const std::string& start) {
-  std::error_code error;
-  for (const auto& entry : std::filesystem::directory_iterator(folder, error)) {
-    if (absl::StartsWith(entry.path().filename().string(), start)) {
-      return true;
-    }
-  }
-  return false;
-}
-
-// Killed as soon as a file is there, an init has made a whole cluster, or is made again: never one
-// with an authority and without an administrator.
-TEST(InitTest, OneThatIsKilledIsMadeAgain) {
-  for (const char* sign : {"tls.part-", "access.db", "store-tokens.key", "admin.context.json"}) {
-    const ScratchFolder scratch;
-    const std::string state = scratch.path() + "/state";
-    const ProcessOptions init = {
-        .arguments =
-            {BinaryPath("ravel-coordinator"), "init", "--state-dir", state, "--name", "127.0.0.1"},
-        .output_path = scratch.path() + "/killed.out",
-        .error_path = scratch.path() + "/killed.err"};
-    const auto killed = ChildProcess::Start(init);
-    ASSERT_TRUE(killed.ok()) << killed.status();
-    while ((*killed)->Running() && !HasEntry(state, sign)) {
-    }
-    (*killed)->Kill();
-    const bool whole = std::filesystem::exists(state + "/tls");
-    const RunResult again = RunProgram(init, scratch.path(), seconds(30));
-    EXPECT_EQ(again.exit_code == 0, !whole) << sign << ": " << again.err;
-    EXPECT_FALSE(HasEntry(state, "tls.part-")) << sign;
-    const std::string authority = ReadText(state + "/tls/ca.pem");
-    EXPECT_FALSE(authority.empty()) << sign;
-    EXPECT_THAT(ReadText(state + "/admin.context.json"),
-                HasSubstr(absl::StrReplaceAll(authority, {{"\n", "\\n"}})))
-        << sign << ": the administrator is of another authority";
-  }
-}
-
 }  // namespace
 }  // namespace ravel::testing

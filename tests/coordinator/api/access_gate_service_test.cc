@@ -19,8 +19,9 @@
 #include "coordinator/access/cluster_init.h"
 #include "coordinator/access/store_certificate.h"
 #include "coordinator/api/access_service.h"
+#include "coordinator/api/jobs_service.h"
 #include "proto/fleet.pb.h"
-#include "proto/jobs.pb.h"
+#include "proto/jobs.grpc.pb.h"
 #include "tests/testing/eventually.h"
 #include "tests/testing/fake_clock.h"
 #include "tests/testing/process.h"
@@ -66,6 +67,11 @@ class AccessGateTest : public ::testing::Test {
     watchers.push_back(CallWatcher(registry_.get(), &live_));
     builder.experimental().SetInterceptorCreators(std::move(watchers));
     builder.RegisterService(service_.get());
+    JobsServiceParts jobs;
+    jobs.pools = &pools_;
+    jobs.access = registry_.get();
+    jobs_ = std::make_unique<JobsService>(std::move(jobs));
+    builder.RegisterService(jobs_.get());
     server_ = builder.BuildAndStart();
     ASSERT_NE(server_, nullptr);
   }
@@ -104,9 +110,12 @@ class AccessGateTest : public ::testing::Test {
     return status;
   }
   // A channel of a user that has just been enrolled.
-  std::shared_ptr<grpc::Channel> Enrolled(const std::string& user, Role role) {
-    const std::string token =
-        *registry_->MakeToken({.kind = IdentityKind::kUser, .name = user, .role = role}, admin_);
+  std::shared_ptr<grpc::Channel> Enrolled(const std::string& user,
+                                          Role role,
+                                          const std::string& namespace_name = "") {
+    const std::string token = *registry_->MakeToken(
+        {.kind = IdentityKind::kUser, .name = user, .role = role, .namespace_name = namespace_name},
+        admin_);
     const absl::StatusOr<Enrolment> enrolment =
         registry_->Enrol(ParseJoinToken(token)->secret, "", *MakeCertificateRequest(key_), "here");
     EXPECT_TRUE(enrolment.ok()) << enrolment.status();
@@ -127,6 +136,8 @@ class AccessGateTest : public ::testing::Test {
   testing::FakeClock clock_;
   CallBudget budget_{clock_, {.per_second = 1, .burst = 20}};
   std::unique_ptr<AccessService> service_;
+  WorkPools pools_{WorkPools::Options()};
+  std::unique_ptr<JobsService> jobs_;  // refuses, and looks at jobs that nodes need not see
   std::unique_ptr<grpc::Server> server_;
   int port_ = 0;
   const std::string key_ = MakePrivateKey();
@@ -237,6 +248,59 @@ TEST_F(AccessGateTest, AStoreIsToldWhomToRefuseAndOnlyWhatIsNew) {
   EXPECT_EQ(Call(Enrolled("otto", Role::kOperator), "/ravel.v1.Access/GetTrust").error_code(),
             grpc::StatusCode::PERMISSION_DENIED);
   EXPECT_TRUE(Call(Enrolled("root", Role::kAdmin), "/ravel.v1.Access/GetTrust").ok());
+}
+
+TEST_F(AccessGateTest, APageOfTheAuditLogHasBounds) {
+  const std::shared_ptr<grpc::Channel> root = Enrolled("root", Role::kAdmin);
+  const auto ask = [&root](int32_t page_size, v1::ListAuditResponse* response) {
+    v1::ListAuditRequest request;
+    request.set_page_size(page_size);
+    grpc::ClientContext context;
+    context.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(20));
+    return v1::Access::NewStub(root)->ListAudit(&context, request, response);
+  };
+  for (const int32_t wrong : {-1, 1001, INT32_MAX}) {
+    v1::ListAuditResponse none;
+    const grpc::Status refused = ask(wrong, &none);
+    EXPECT_EQ(refused.error_code(), grpc::StatusCode::INVALID_ARGUMENT);
+    EXPECT_EQ(refused.error_message(), absl::StrCat("page_size: expected 0 to 1000, got ", wrong));
+  }
+  v1::ListAuditResponse one;
+  ASSERT_TRUE(ask(1, &one).ok());
+  EXPECT_EQ(one.records_size(), 1);
+  EXPECT_TRUE(one.more());
+  v1::ListAuditResponse all;
+  ASSERT_TRUE(ask(1000, &all).ok());
+  EXPECT_GT(all.records_size(), 1);
+  EXPECT_FALSE(all.more());
+  v1::ListAuditResponse usual;
+  ASSERT_TRUE(ask(0, &usual).ok());
+  EXPECT_GE(usual.records_size(), all.records_size());
+}
+
+// Nodes tell which secrets a namespace has, and what lies beneath its roots.
+TEST_F(AccessGateTest, JobsOfOtherNamespacesAreNotValidated) {
+  const std::shared_ptr<grpc::Channel> uma = Enrolled("uma", Role::kUser, "team");
+  const auto validate = [](const std::shared_ptr<grpc::Channel>& channel, const char* space) {
+    v1::ValidateJobRequest request;
+    request.mutable_job()->mutable_metadata()->set_namespace_(space);
+    v1::ValidateJobResponse response;
+    grpc::ClientContext context;
+    context.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(20));
+    const grpc::Status status =
+        v1::Jobs::NewStub(channel)->ValidateJob(&context, request, &response);
+    EXPECT_EQ(status.ok(), response.violations_size() > 0) << "an empty job has faults";
+    return status;
+  };
+  const grpc::Status own = validate(uma, "team");
+  EXPECT_TRUE(own.ok()) << own.error_message();
+  for (const char* other : {"other", ""}) {
+    const grpc::Status refused = validate(uma, other);
+    EXPECT_EQ(refused.error_code(), grpc::StatusCode::PERMISSION_DENIED);
+    EXPECT_THAT(refused.error_message(),
+                HasSubstr("user/uma may change jobs of the namespace team only"));
+  }
+  EXPECT_TRUE(validate(Enrolled("otto", Role::kOperator), "other").ok());
 }
 
 TEST_F(AccessGateTest, WhoCallsTooOftenWaitsAndNobodyElse) {

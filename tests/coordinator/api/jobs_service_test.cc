@@ -228,6 +228,26 @@ TEST_F(JobsServiceTest, ANetworkThatNoNodeHasIsRefusedByFieldAndNode) {
   EXPECT_EQ(Asked(1), before + 1) << "for its needs alone";
 }
 
+TEST_F(JobsServiceTest, NodesThatRefuseAreNamedInTheirOrderWhoeverAnswersFirst) {
+  for (const StreamId node : {1, 2, 3}) {
+    AddNode(
+        node,
+        [](const PathQuery&) {
+          return LookResult{.facts = {.refused_field = "communication.network",
+                                      .refusal = "this node has no network"}};
+        },
+        kNeedsProtocol);
+  }
+  OnStrand([this] { fleet_.together = 3; });
+  v1::TrainingJob job = Job("demo");
+  job.mutable_spec()->mutable_communication()->set_network("fast");
+  const grpc::Status refused = DryRun(job);
+  EXPECT_TRUE(absl::StrContains(refused.error_message(),
+                                "node node-1: this node has no network; node node-2: this node "
+                                "has no network; node node-3: this node has no network"))
+      << refused.error_message();
+}
+
 TEST_F(JobsServiceTest, AModelsConfigComesFromTheNode) {
   AddNode(1, [](const PathQuery& query) {
     LookResult result = *TokensOf(26'000)(query);

@@ -46,9 +46,16 @@ class LookingFleet : public FleetLink {
     std::optional<LookResult> result = node->second(look->query);
     if (result) {
       result->look_id = look->look_id;
-      strand->Post(
-          [this, stream, result = *std::move(result)] { controller->OnUp(stream, result); });
+      held.emplace_back(stream, *std::move(result));
     }
+    if (held.size() < together) {
+      return;
+    }
+    for (auto answer = held.rbegin(); answer != held.rend(); ++answer) {
+      strand->Post(
+          [this, answer = std::move(*answer)] { controller->OnUp(answer.first, answer.second); });
+    }
+    held.clear();
   }
   void Close(StreamId /*stream*/) override {}
 
@@ -57,6 +64,9 @@ class LookingFleet : public FleetLink {
   // Touched on the strand only.
   std::map<StreamId, Look> nodes;
   std::map<StreamId, int> asked;
+  // Answers wait until so many are there, and the last one comes first.
+  size_t together = 1;
+  std::vector<std::pair<StreamId, LookResult>> held;
 };
 
 // A node that has the test's own files.

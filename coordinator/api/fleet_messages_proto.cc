@@ -288,6 +288,7 @@ absl::StatusOr<HelloMessage> FromProto(const v1::Hello& message) {
   hello.protocol = message.protocol();
   hello.oldest_protocol = message.oldest_protocol();
   hello.path_bytes = std::clamp<int64_t>(message.path_bytes(), 0, kMaxPadding);
+  hello.networks.assign(message.networks().begin(), message.networks().end());
   hello.cluster_id = message.cluster_id();
   for (const v1::Device& device : message.devices()) {
     hello.devices.push_back({device.kind(), device.model(), device.memory_bytes(), device.uuid()});

@@ -226,6 +226,9 @@ v1::Node ToProto(const NodeView& view) {
   node.set_last_beat_ms(record.heard_wall_ms);
   node.set_message(view.message);
   node.set_penalties(view.penalties);
+  for (const std::string& network : view.record.facts.networks) {
+    node.add_networks(network);
+  }
   node.set_version(record.facts.version);
   return node;
 }

@@ -24,6 +24,7 @@
 #include "coordinator/ctl/checkpoints_verify.h"
 #include "coordinator/ctl/exit_code.h"
 #include "coordinator/ctl/interrupt.h"
+#include "coordinator/ctl/list_tables.h"
 
 namespace ravel::ctl {
 namespace {
@@ -99,17 +100,7 @@ int ListOfJob(const CommonOptions& common, const std::string& job) {
     Say(absl::StrCat("pins and leftovers are not known: ", checkpoints->store_problem));
   }
   if (common.format == Format::kTable) {
-    Table table({"STEP", "STATE", "SIZE", "FILES", "MESH", "EPOCH", "AGE", "PATH"});
-    for (const CheckpointView& checkpoint : checkpoints->checkpoints) {
-      table.AddRow({absl::StrCat(checkpoint.step),
-                    absl::StrCat(checkpoint.state, checkpoint.pinned ? " pinned" : ""),
-                    FormatBytes(checkpoint.bytes),
-                    absl::StrCat(checkpoint.files),
-                    checkpoint.mesh,
-                    absl::StrCat(checkpoint.epoch),
-                    FormatDuration(SystemClock::Get().WallMs() - checkpoint.created_ms),
-                    checkpoint.path});
-    }
+    const Table table = StepTable(checkpoints->checkpoints, ColumnsOf(common));
     if (table.empty()) {
       Say("no checkpoints");
     } else {
@@ -150,6 +141,7 @@ int RunCheckpointsList(const CommonOptions& common, const CheckpointVerbOptions&
   return PrintAndReport([&](std::ostream& out) {
     return ListCheckpoints({.folder = options.target,
                             .format = common.format,
+                            .wide = common.wide,
                             .no_headers = common.no_headers,
                             .now_ms = SystemClock::Get().WallMs()},
                            out);

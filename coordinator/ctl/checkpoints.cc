@@ -156,18 +156,30 @@ json::Value LeftoverJson(const store::ObjectStore& files, const coordinator::Lef
 }
 
 void PrintStepTable(const CheckpointListOptions& options,
+                    const store::ObjectStore& files,
                     const std::vector<ListedStep>& steps,
                     std::ostream& out) {
-  Table table({"STEP", "AGE", "SIZE", "FILES", "EPOCH", "MESH", "STATE"});
+  std::vector<std::string> titles = {"STEP", "AGE", "SIZE", "FILES", "EPOCH", "MESH", "STATE"};
+  if (options.wide) {
+    titles.insert(titles.end(), {"JOB", "SAVE", "PATH"});
+  }
+  Table table(std::move(titles));
   for (const ListedStep& step : steps) {
+    const ckpt::CommitRecord& commit = step.info.commit;
     const bool dated = step.created_ms > 0 && options.now_ms >= step.created_ms;
-    table.AddRow({absl::StrCat(step.info.step),
-                  dated ? FormatDuration(options.now_ms - step.created_ms) : "-",
-                  FormatBytes(step.info.commit.bytes),
-                  absl::StrCat(step.info.commit.files),
-                  absl::StrCat(step.info.commit.epoch),
-                  step.mesh,
-                  StateText(step)});
+    std::vector<std::string> cells = {
+        absl::StrCat(step.info.step),
+        dated ? FormatDuration(options.now_ms - step.created_ms) : "-",
+        FormatBytes(commit.bytes),
+        absl::StrCat(commit.files),
+        absl::StrCat(commit.epoch),
+        step.mesh,
+        StateText(step)};
+    if (options.wide) {
+      cells.insert(cells.end(),
+                   {commit.job, SaveIdText(commit.save_id), files.Locate(step.info.directory)});
+    }
+    table.AddRow(std::move(cells));
   }
   out << table.Text(!options.no_headers);
   for (const ListedStep& step : steps) {
@@ -402,7 +414,7 @@ absl::Status ListCheckpoints(const CheckpointListOptions& options, std::ostream&
                    coordinator::ListLeftovers(files, owner ? owner->job_uid : ""));
   ASSIGN_OR_RETURN(const std::vector<ListedStep> steps, Describe(files, listing));
   if (options.format == Format::kTable) {
-    PrintStepTable(options, steps, out);
+    PrintStepTable(options, files, steps, out);
     for (const coordinator::Leftover& leftover : leftovers) {
       out << leftover.path << ": " << coordinator::LeftoverKindName(leftover.kind)
           << (leftover.reason.empty() ? "" : ": ") << leftover.reason << "\n";

@@ -18,6 +18,7 @@ namespace ravel::ctl {
 struct CheckpointListOptions {
   std::string folder;  // a job's checkpoint folder: absolute or relative path, or URL
   Format format = Format::kTable;
+  bool wide = false;  // a table with all its columns
   bool no_headers = false;
   int64_t now_ms = 0;  // for ages
 };

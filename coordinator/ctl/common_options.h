@@ -16,6 +16,7 @@ struct CommonOptions {
   std::string namespace_name = "default";
   bool namespace_given = false;  // by --namespace
   Format format = Format::kTable;
+  bool wide = false;  // tables of lists with all their columns
   bool no_headers = false;
 };
 

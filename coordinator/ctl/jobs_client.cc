@@ -127,6 +127,7 @@ NodeView ToView(const v1::Node& node) {
           node.message(),
           node.version(),
           node.penalties(),
+          {node.networks().begin(), node.networks().end()},
           ToDocument(node)};
 }
 
@@ -140,6 +141,8 @@ CheckpointView ToView(const v1::Checkpoint& checkpoint) {
           checkpoint.mesh(),
           checkpoint.created_ms(),
           checkpoint.pinned(),
+          checkpoint.world_size(),
+          checkpoint.save_id(),
           ToDocument(checkpoint)};
 }
 

@@ -114,6 +114,7 @@ struct NodeView {
   std::string message;
   std::string version;
   int64_t penalties = 0;
+  std::vector<std::string> networks;
   json::Value document;
 };
 
@@ -129,6 +130,8 @@ struct CheckpointView {
   std::string mesh;  // "replicate 2, shard 4"; empty: of an older coordinator
   int64_t created_ms = 0;
   bool pinned = false;
+  int64_t world_size = 0;
+  std::string save_id;
   json::Value document;
 };
 

@@ -19,22 +19,11 @@
 #include "common/time_text.h"
 #include "coordinator/ctl/event_file.h"
 #include "coordinator/ctl/exit_code.h"
+#include "coordinator/ctl/list_tables.h"
 #include "coordinator/ctl/progress.h"
 
 namespace ravel::ctl {
 namespace {
-
-std::string Age(int64_t time_ms) {
-  return time_ms == 0 ? "-" : FormatDuration(SystemClock::Get().WallMs() - time_ms);
-}
-
-std::string Loss(const JobView& job) {
-  return job.step > 0 ? absl::StrFormat("%.4g", job.loss) : "-";
-}
-
-std::string Steps(const JobView& job) {
-  return absl::StrCat(job.step, "/", job.total_steps);
-}
 
 // Connects, or reports and sets the exit code.
 std::unique_ptr<JobsClient> ConnectOrReport(const CommonOptions& common, int& exit_code) {
@@ -71,33 +60,6 @@ void PrintList(const CommonOptions& common,
   Print(FormatDocument(ListDocument(std::move(items)), common.format));
 }
 
-Table JobTable(const std::vector<JobView>& jobs, bool with_namespace) {
-  std::vector<std::string> titles = {
-      "NAME", "STATE", "STEP", "LOSS", "TOK/S", "WORKERS", "EPOCH", "CHECKPOINT", "AGE"};
-  if (with_namespace) {
-    titles.insert(titles.begin(), "NAMESPACE");
-  }
-  Table table(std::move(titles));
-  for (const JobView& job : jobs) {
-    const bool waiting = job.state == "QUEUED" && !job.reason.empty();
-    std::vector<std::string> cells = {
-        job.name,
-        waiting ? absl::StrCat(job.state, " (", job.reason, ")") : job.state,
-        Steps(job),
-        Loss(job),
-        job.state == "RUNNING" ? ShortNumber(job.tokens_per_second) : "-",
-        absl::StrCat(job.world_size),
-        absl::StrCat(job.epoch),
-        job.committed_step >= 0 ? absl::StrCat(job.committed_step) : "-",
-        Age(job.created_ms)};
-    if (with_namespace) {
-      cells.insert(cells.begin(), job.namespace_name);
-    }
-    table.AddRow(std::move(cells));
-  }
-  return table;
-}
-
 // On stderr, so that the table stays one: what queued jobs wait for. A few are named; of more the
 // commonest reasons are counted.
 void SayWhatJobsWaitFor(const std::vector<JobView>& jobs) {
@@ -128,24 +90,6 @@ void SayWhatJobsWaitFor(const std::vector<JobView>& jobs) {
   if (reasons.size() > kMostLines) {
     Say(absl::StrCat("and ", reasons.size() - kMostLines, " other reasons; see ravelctl get JOB"));
   }
-}
-
-Table NodeTable(const std::vector<NodeView>& nodes) {
-  Table table({"NODE", "STATE", "DEVICES", "FREE", "KIND", "ADDRESS", "BEAT", "FAILED", "NOTE"});
-  for (const NodeView& node : nodes) {
-    table.AddRow({node.id,
-                  node.state,
-                  absl::StrCat(node.devices),
-                  absl::StrCat(node.devices_free),
-                  node.device_model.empty()
-                      ? node.device_kind
-                      : absl::StrCat(node.device_kind, " ", node.device_model),
-                  node.address,
-                  node.last_beat_ms == 0 ? "-" : Age(node.last_beat_ms) + " ago",
-                  absl::StrCat(node.penalties),
-                  node.message});
-  }
-  return table;
 }
 
 // "10m" is ten minutes ago; empty: no bound.
@@ -258,10 +202,11 @@ int RunList(const CommonOptions& common, const ListOptions& options) {
   if (client == nullptr) {
     return exit_code;
   }
-  JobQuery query{options.all_namespaces ? "*" : common.namespace_name,
-                 options.selector,
-                 {},
-                 common.format != Format::kTable && common.format != Format::kName};
+  JobQuery query{
+      options.all_namespaces ? "*" : common.namespace_name,
+      options.selector,
+      {},
+      common.wide || (common.format != Format::kTable && common.format != Format::kName)};
   if (!state.empty()) {
     query.states.push_back(state);
   }
@@ -273,9 +218,8 @@ int RunList(const CommonOptions& common, const ListOptions& options) {
     Say("no jobs");
     return kExitOk;
   }
-  PrintList(common, *jobs, JobTable(*jobs, options.all_namespaces), [](const JobView& job) {
-    return job.name;
-  });
+  const Table table = JobTable(*jobs, options.all_namespaces, ColumnsOf(common));
+  PrintList(common, *jobs, table, [](const JobView& job) { return job.name; });
   if (common.format == Format::kTable) {
     SayWhatJobsWaitFor(*jobs);
   }
@@ -293,7 +237,7 @@ int RunGet(const CommonOptions& common, const std::string& name) {
     return Report(job.status());
   }
   if (common.format == Format::kTable) {
-    Print(JobTable({*job}, false).Text(!common.no_headers));
+    Print(JobTable({*job}, false, ColumnsOf(common)).Text(!common.no_headers));
     SayWhatJobsWaitFor({*job});
   } else if (common.format == Format::kName) {
     Print(job->name + "\n");
@@ -519,7 +463,9 @@ int RunNodesList(const CommonOptions& common) {
     Say("no nodes");
     return kExitOk;
   }
-  PrintList(common, *nodes, NodeTable(*nodes), [](const NodeView& node) { return node.id; });
+  PrintList(common, *nodes, NodeTable(*nodes, ColumnsOf(common)), [](const NodeView& node) {
+    return node.id;
+  });
   return kExitOk;
 }
 

@@ -25,6 +25,7 @@
 #include "coordinator/ctl/explain_proto.h"
 #include "coordinator/ctl/job_verbs.h"
 #include "coordinator/ctl/look_verbs.h"
+#include "coordinator/ctl/output_main.h"
 #include "coordinator/ctl/plan_verbs.h"
 #include "coordinator/ctl/trace_verbs.h"
 
@@ -104,8 +105,7 @@ void AddCommon(CLI::App& app, CommandLine& line) {
   AddEndpoint(app, line.access);
   app.add_option("-n,--namespace", line.common.namespace_name, "Namespace of the job")
       ->capture_default_str();
-  app.add_option("-o,--output", line.format, "table, json, yaml, jsonl or name")
-      ->capture_default_str();
+  AddOutput(app, line.format);
   app.add_flag("--no-headers", line.common.no_headers, "Tables without titles");
 }
 
@@ -571,11 +571,9 @@ int Main(int argc, char** argv) {
     return ReportUsage(std::string(error.what()) + (suggestion.empty() ? "" : "; " + suggestion));
   }
   line.common.namespace_given = app.count("--namespace") > 0;
-  const absl::StatusOr<Format> format = ParseFormat(line.format);
-  if (!format.ok()) {
-    return Report(format.status());
+  if (const absl::Status output = ReadOutput(app, line.format, line.common); !output.ok()) {
+    return Report(output);
   }
-  line.common.format = *format;
   if (NeedsEndpoint(app)) {
     if (const absl::Status found = FindCoordinator(line.access, line.common); !found.ok()) {
       return Report(found);

@@ -107,7 +107,7 @@ absl::StatusOr<Format> ParseFormat(const std::string& text) {
     }
   }
   return absl::InvalidArgumentError(
-      absl::StrCat("--output: expected table, json, yaml, jsonl or name, got '", text, "'"));
+      absl::StrCat("--output: expected table, wide, json, yaml, jsonl or name, got '", text, "'"));
 }
 
 void Table::AddRow(std::vector<std::string> cells) {

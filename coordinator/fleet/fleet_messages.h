@@ -62,6 +62,7 @@ struct HelloMessage {
   std::string work_lock = {};
   int64_t oldest_protocol = 0;  // 0: only the newest
   int64_t path_bytes = 0;       // of padding in its first beats; 0: it pads nothing
+  std::vector<std::string> networks = {};
 };
 
 struct TrainerBeat {

@@ -26,6 +26,7 @@ constexpr int64_t kMassSilenceNodes =
 constexpr size_t kMaxNodeIdLength = 128;
 constexpr size_t kMaxFactLength = 4096;
 constexpr size_t kMaxDevices = 1024;
+constexpr size_t kMaxNetworks = 256;
 constexpr char kPathIsTried[] = "messages of more than a frame are tried on its path";
 
 std::string Refusal(const HelloMessage& hello) {
@@ -54,6 +55,15 @@ std::string Refusal(const HelloMessage& hello) {
       if (text->size() > kMaxFactLength || HasControlText(*text)) {
         return "hello.devices: expected at most 4 KiB of text without control characters";
       }
+    }
+  }
+  if (hello.networks.size() > kMaxNetworks) {
+    return absl::StrCat(
+        "hello.networks: at most ", kMaxNetworks, " are expected, got ", hello.networks.size());
+  }
+  for (const std::string& network : hello.networks) {
+    if (network.size() > kMaxFactLength || HasControlText(network)) {
+      return "hello.networks: expected at most 4 KiB of text without control characters";
     }
   }
   if (AgreedProtocol(kFleetProtocols, {hello.oldest_protocol, hello.protocol}) == 0) {

@@ -223,6 +223,14 @@ TEST_F(NetworksTest, AJobChoosesANetworkByName) {
                 HasSubstr(absl::StrCat("node ", Node(host), ": this node has no network 'other'")));
   }
   EXPECT_THAT(absent.err, HasSubstr("spec.communication.network: node n1"));
+  EXPECT_THAT(cluster_->Ctl({"nodes", "list", "-o", "wide"}).out, HasSubstr("  fast,slow  "));
+  const std::string store = cluster_->folder() + "/store";
+  EXPECT_THAT(cluster_->Ctl({"list", "-o", "wide"}).out, HasSubstr(store));
+  for (const std::string& place : {std::string("fast"), store + "/fast"}) {
+    const RunResult steps = cluster_->Ctl({"checkpoints", "list", place, "-o", "wide"});
+    EXPECT_THAT(steps.out, HasSubstr("SAVE")) << steps.err;
+    EXPECT_THAT(steps.out, HasSubstr(store + "/fast/step-0000000012")) << steps.err;
+  }
 }
 
 TEST_F(NetworksTest, BadNetworksAreNamed) {

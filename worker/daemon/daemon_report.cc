@@ -27,6 +27,9 @@ v1::Hello Daemon::MakeHello() const {
   hello.set_device_message(options_.facts.device_message);
   hello.set_work_lock(options_.work_lock);
   hello.set_draining(stopping_);
+  for (const auto& [name, network] : options_.launch_rules.networks) {
+    hello.add_networks(name);
+  }
   for (const DeviceFacts& facts : options_.facts.devices) {
     v1::Device& device = *hello.add_devices();
     device.set_kind(facts.kind);

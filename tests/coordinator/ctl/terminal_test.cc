@@ -138,6 +138,8 @@ std::string Controls(const std::string& shown) {
 
 TEST_F(TerminalTest, NamesMessagesAndLinesReachATerminalEscaped) {
   const std::vector<std::vector<std::string>> verbs = {{"list"},
+                                                       {"list", "-o", "wide"},
+                                                       {"nodes", "list", "-o", "wide"},
                                                        {"list", "-o", "name"},
                                                        {"describe", "job"},
                                                        {"get", "job", "-o", "yaml"},
@@ -158,6 +160,20 @@ TEST_F(TerminalTest, NamesMessagesAndLinesReachATerminalEscaped) {
   EXPECT_THAT(AtTerminal({"logs", "job"}), HasSubstr(kEscaped));
   EXPECT_THAT(AtTerminal({"describe", "job"}), HasSubstr(kEscaped));
   EXPECT_THAT(AtTerminal({"events", "job"}), HasSubstr(kEscaped));
+}
+
+TEST_F(TerminalTest, WideIsRefusedWhereNoTableIsWider) {
+  const RunResult events =
+      RunProgram(Command({"events", "job", "-o", "wide"}), scratch_.path(), seconds(60));
+  EXPECT_EQ(events.exit_code, 2);
+  EXPECT_EQ(events.out, "");
+  EXPECT_NE(events.err.find("--output: wide: events has no wider table; these have: list, get, "
+                            "nodes list, checkpoints list"),
+            std::string::npos)
+      << events.err;
+  const RunResult nodes =
+      RunProgram(Command({"nodes", "drain", "n1", "-o", "wide"}), scratch_.path(), seconds(60));
+  EXPECT_NE(nodes.err.find("wide: nodes drain has"), std::string::npos) << nodes.err;
 }
 
 TEST_F(TerminalTest, ProgressAndErrorsReachATerminalEscaped) {

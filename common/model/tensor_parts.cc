@@ -83,7 +83,7 @@ class LeafRules {
 };
 
 int64_t NodesOf(const TensorCut& cut) {
-  return std::bit_width(static_cast<uint64_t>(cut.local_parts()));
+  return static_cast<int64_t>(std::bit_width(static_cast<uint64_t>(cut.local_parts())));
 }
 
 int64_t RowsOfActivation(const std::vector<ActivationSpec>& specs, std::string_view name) {

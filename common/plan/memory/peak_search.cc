@@ -17,7 +17,7 @@ PeakSearch::PeakSearch(const HappensBefore& order,
                        const std::vector<Lifetime>& lifetimes,
                        const ProgramBuffers& buffers,
                        MemoryKind memory)
-    : order_(order), buffers_(buffers) {
+    : order_(order) {
   for (const Lifetime& life : lifetimes) {
     const ProgramBuffer& buffer = buffers[life.buffer];
     const InstructionId last = life.accesses.back();

@@ -59,7 +59,6 @@ class PeakSearch {
   std::pair<int64_t, Moment> WorstWith(InstructionId birth) const;
 
   const HappensBefore& order_;
-  const ProgramBuffers& buffers_;
   std::vector<const Lifetime*> lives_;
   int64_t at_start_ = 0;  // bytes that are alive before the first instruction
   // Per stream, by number of its instructions: bytes that these bring to life, and that are not

@@ -247,6 +247,19 @@ absl::Status BlobTree::MakeDirectory(std::string_view path) {
   return absl::IsAlreadyExists(made) ? absl::OkStatus() : made;
 }
 
+absl::Status BlobTree::CheckNoOtherName(const Links& links,
+                                        const std::string& place,
+                                        std::string_view from,
+                                        std::string_view to) const {
+  for (const auto& [name, target] : links) {
+    if (target == place && name != from && name != to) {
+      return absl::UnavailableError(
+          absl::StrCat("publish ", Locate(from), ": it is renamed to ", name, " at the same time"));
+    }
+  }
+  return absl::OkStatus();
+}
+
 absl::Status BlobTree::PublishFolder(const Links& links,
                                      std::string_view from,
                                      std::string_view to) {
@@ -264,6 +277,12 @@ absl::Status BlobTree::PublishFolder(const Links& links,
     }
     RETURN_IF_ERROR(CheckParent(links, to));
     RETURN_IF_ERROR(blobs_->PutIfAbsent(LinkKey(to), place));
+    ASSIGN_OR_RETURN(const Links now, LoadLinks());
+    const absl::Status alone = CheckNoOtherName(now, place, from, to);
+    if (!alone.ok()) {
+      RETURN_IF_ERROR(blobs_->Delete(LinkKey(to)));
+      return alone;
+    }
   } else if (taken->second != place) {
     return Taken("publish", Locate(to));
   }  // else an earlier call was cut off here
@@ -293,6 +312,10 @@ absl::Status BlobTree::PublishIfAbsent(std::string_view from, std::string_view t
   ASSIGN_OR_RETURN(const bool folder, IsFolder(links, from));
   if (folder) {
     return PublishFolder(links, from, to);
+  }
+  const auto published = links.find(std::string(to));
+  if (published != links.end() && published->second == from) {  // before it was cut off, perhaps
+    RETURN_IF_ERROR(CheckNoOtherName(links, published->second, from, to));
   }
   ASSIGN_OR_RETURN(const std::string place, Resolve(links, from));
   const absl::StatusOr<BlobFacts> facts = blobs_->Head(Key(place));
@@ -343,8 +366,12 @@ absl::Status BlobTree::Withdraw(std::string_view path) {
     }
   }
   ASSIGN_OR_RETURN(const std::string place, Resolve(links, path));
-  RETURN_IF_ERROR(DeleteAll(place));
-  return links.contains(std::string(path)) ? blobs_->Delete(LinkKey(path)) : absl::OkStatus();
+  if (!links.contains(std::string(path))) {
+    return DeleteAll(place);
+  }
+  const bool is_only_name = CheckNoOtherName(links, place, path, path).ok();
+  RETURN_IF_ERROR(is_only_name ? DeleteAll(place) : absl::OkStatus());
+  return blobs_->Delete(LinkKey(path));
 }
 
 absl::StatusOr<int64_t> BlobTree::ChangedMs(std::string_view path) const {

@@ -21,7 +21,9 @@ namespace ravel::store {
 // object that is created if absent: .links/NAME says which folder is NAME from now on. That folder
 // keeps its objects and is seen under its new name alone. Publishing it again makes another link
 // and removes the first. So a step's objects lie where its save has written them, and one
-// conditional write decides between publishers. A file is published by a copy. Thread-safe.
+// conditional write decides between publishers of one name. Who gives one folder two names sees the
+// other's link after making its own, takes its own back, and gets Unavailable. A file is published
+// by a copy. Thread-safe.
 class BlobTree : public ObjectStore {
  public:
   // `prefix`: of all keys, without slashes around it.
@@ -37,6 +39,7 @@ class BlobTree : public ObjectStore {
   absl::StatusOr<std::vector<ListedEntry>> List(std::string_view directory) const override;
   absl::Status MakeDirectory(std::string_view path) override;
   absl::Status PublishIfAbsent(std::string_view from, std::string_view to) override;
+  bool RenamesWhole() const override { return false; }
   absl::Status Withdraw(std::string_view path) override;
   absl::StatusOr<int64_t> ChangedMs(std::string_view path) const override;
   std::string Locate(std::string_view path) const override;
@@ -51,6 +54,11 @@ class BlobTree : public ObjectStore {
   absl::StatusOr<bool> IsFolder(const Links& links, std::string_view path) const;
   absl::Status CheckParent(const Links& links, std::string_view path) const;
   absl::Status PublishFolder(const Links& links, std::string_view from, std::string_view to);
+  // Unavailable if a folder has a name beside these two.
+  absl::Status CheckNoOtherName(const Links& links,
+                                const std::string& place,
+                                std::string_view from,
+                                std::string_view to) const;
   absl::Status PublishFile(const BlobFacts& from, std::string_view to_path, const std::string& to);
   // Everything below a folder; `place` is where its objects lie.
   absl::Status DeleteAll(const std::string& place);

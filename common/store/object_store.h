@@ -74,6 +74,9 @@ class ObjectStore {
   // returns. AlreadyExists when `to` exists, NotFound without `from`; nothing has changed then, and
   // an existing `to` is durable.
   virtual absl::Status PublishIfAbsent(std::string_view from, std::string_view to) = 0;
+  // False where a folder is not renamed as a whole: a removal under its old name that began before
+  // may take files out of it, and a late write may add one. Who publishes looks at it afterwards.
+  virtual bool RenamesWhole() const { return true; }
   // Removes a file, or a folder with all in it, durably; NotFound when there is none. A folder goes
   // in the order of names; cut off in the middle, the rest stays.
   virtual absl::Status Withdraw(std::string_view path) = 0;

@@ -22,6 +22,7 @@
 #include "common/crypto.h"
 #include "common/plan/save/save_headers.h"
 #include "common/store/committed_step.h"
+#include "coordinator/saves/retention.h"
 
 namespace ravel::coordinator {
 namespace {
@@ -271,6 +272,21 @@ absl::Status LostTo(const ckpt::CommitRecord& commit) {
                                                commit.attempt));
 }
 
+// A removal of the attempt that began before it was published may have gone on: what is left of the
+// step then goes, too. DataLoss.
+absl::Status CheckPublished(store::ObjectStore& store, int64_t step) {
+  const std::string directory = ckpt::StepName(step);
+  const absl::StatusOr<store::CommittedStep> opened = store::CommittedStep::Open(&store, directory);
+  const absl::Status whole =
+      opened.ok() ? CheckFilesExist(store, directory, opened->manifest()) : opened.status();
+  if (!absl::IsDataLoss(whole) && !absl::IsNotFound(whole)) {
+    return whole;
+  }
+  RETURN_IF_ERROR(DeleteStep(store, step));
+  return absl::DataLossError(
+      absl::StrCat("it was removed while it was published: ", whole.message()));
+}
+
 // Publishes the described attempt as its step. Idempotent: OK when this save is what is published.
 absl::StatusOr<CommittedStepInfo> Publish(store::ObjectStore& store,
                                           std::string_view job,
@@ -281,13 +297,19 @@ absl::StatusOr<CommittedStepInfo> Publish(store::ObjectStore& store,
   }
   ASSIGN_OR_RETURN(const std::optional<ckpt::CommitRecord> published,
                    ReadPublished(store, key.step));
+  if (!published && done.ok()) {
+    RETURN_IF_ERROR(store.RenamesWhole() ? absl::OkStatus() : DeleteStep(store, key.step));
+    return absl::DataLossError(
+        absl::StrCat(store.Locate(ckpt::StepName(key.step)), ": COMMIT vanished"));
+  }
   if (!published) {
-    return done.ok() ? absl::DataLossError(absl::StrCat(store.Locate(ckpt::StepName(key.step)),
-                                                        ": COMMIT vanished"))
-                     : done;
+    return done;
   }
   if (!IsSave(*published, job, key)) {
     return LostTo(*published);
+  }
+  if (!store.RenamesWhole()) {
+    RETURN_IF_ERROR(CheckPublished(store, key.step));
   }
   return InfoOf(*published);
 }
@@ -507,7 +529,13 @@ absl::StatusOr<SettleResult> SettleDescribedAttempt(store::ObjectStore& store,
       RETURN_IF_ERROR(RemoveSeals(store, attempt));
     }
   }
-  ASSIGN_OR_RETURN(result.committed, Publish(store, job, key));
+  absl::StatusOr<CommittedStepInfo> info = Publish(store, job, key);
+  if (absl::IsDataLoss(info.status())) {
+    result.reason = std::string(info.status().message());
+    return result;
+  }
+  RETURN_IF_ERROR(info.status());
+  result.committed = *std::move(info);
   result.state = SettledState::kCommitted;
   return result;
 }

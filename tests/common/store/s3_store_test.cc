@@ -5,10 +5,12 @@
 
 #include <cstdlib>
 #include <ctime>
+#include <functional>
 #include <map>
 #include <memory>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include <absl/strings/match.h>
@@ -90,6 +92,55 @@ TEST(BlobTreeTest, APublishedFolderIsSeenOnceAndAPublicationThatWasCutOffIsFinis
   EXPECT_EQ(*ReadFile(tree, "other/f", 10), "1");
   ASSERT_TRUE(tree.Withdraw("other").ok());
   EXPECT_TRUE(raw.List("p/", BlobStore::Depth::kAll)->blobs.empty());
+}
+
+// Runs `hook` once, before a link gets that name.
+class HookedBlobs : public testing::MemoryBlobs {
+ public:
+  absl::Status PutIfAbsent(const std::string& key, std::string_view content) override {
+    if (hook && absl::EndsWith(key, link)) {
+      std::exchange(hook, nullptr)();
+    }
+    return MemoryBlobs::PutIfAbsent(key, content);
+  }
+
+  std::string link;
+  std::function<void()> hook;
+};
+
+TEST(BlobTreeTest, OfTwoNamesThatAFolderGetsAtOnceTheSecondIsTakenBack) {
+  for (const std::string second : {"step", "removed"}) {
+    SCOPED_TRACE(second);
+    const std::string first = second == "step" ? "removed" : "step";
+    auto blobs = std::make_unique<HookedBlobs>();
+    HookedBlobs& raw = *blobs;
+    BlobTree tree(std::move(blobs), "p");
+    ASSERT_TRUE(tree.MakeDirectory("attempt").ok());
+    ASSERT_TRUE(tree.Put("attempt/f", "1").ok());
+    raw.link = ".links/" + second;
+    raw.hook = [&] { ASSERT_EQ(tree.PublishIfAbsent("attempt", first), absl::OkStatus()); };
+    const absl::Status refused = tree.PublishIfAbsent("attempt", second);
+    EXPECT_TRUE(absl::IsUnavailable(refused)) << refused;
+    EXPECT_THAT(std::string(refused.message()), HasSubstr("it is renamed to " + first));
+    EXPECT_FALSE(*Exists(tree, second));
+    EXPECT_EQ(*ReadFile(tree, first + "/f", 10), "1");
+    EXPECT_TRUE(absl::IsNotFound(tree.PublishIfAbsent("attempt", second)));
+  }
+}
+
+// Whoever made the second name was cut off before it looked.
+TEST(BlobTreeTest, AFolderThatIsLeftWithTwoNamesLosesNothingWithOneOfThem) {
+  auto blobs = std::make_unique<testing::MemoryBlobs>();
+  testing::MemoryBlobs& raw = *blobs;
+  BlobTree tree(std::move(blobs), "p");
+  ASSERT_TRUE(tree.MakeDirectory("attempt").ok());
+  ASSERT_TRUE(tree.Put("attempt/f", "1").ok());
+  ASSERT_TRUE(tree.PublishIfAbsent("attempt", "step").ok());
+  ASSERT_TRUE(raw.PutIfAbsent("p/.links/removed", "attempt").ok());
+  EXPECT_TRUE(absl::IsUnavailable(tree.PublishIfAbsent("attempt", "step")));
+  ASSERT_TRUE(tree.Withdraw("removed").ok());
+  EXPECT_EQ(*ReadFile(tree, "step/f", 10), "1");
+  EXPECT_TRUE(absl::IsNotFound(tree.PublishIfAbsent("attempt", "step")));
 }
 
 // One server of each kind for the whole program; the environment points to it.

@@ -29,6 +29,7 @@
 #include "coordinator/ctl/path_text.h"
 #include "coordinator/saves/checkpoint_pins.h"
 #include "coordinator/saves/copy_marks.h"
+#include "coordinator/saves/saves.h"
 
 namespace ravel::ctl {
 namespace {
@@ -87,7 +88,9 @@ class Copy {
     if (written.commit() != step_.commit()) {
       return absl::DataLossError(absl::StrCat(target_.Locate(attempt_), ": is of another step"));
     }
-    return target_.PublishIfAbsent(attempt_, ckpt::StepName(step_.commit().step));
+    RETURN_IF_ERROR(target_.PublishIfAbsent(attempt_, ckpt::StepName(step_.commit().step)));
+    // Another copy may have been removing the leftover with which this one went on.
+    return coordinator::CheckPublished(target_, step_.commit().step);
   }
 
   const std::string& attempt() const { return attempt_; }

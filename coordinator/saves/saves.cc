@@ -272,21 +272,6 @@ absl::Status LostTo(const ckpt::CommitRecord& commit) {
                                                commit.attempt));
 }
 
-// A removal of the attempt that began before it was published may have gone on: what is left of the
-// step then goes, too. DataLoss.
-absl::Status CheckPublished(store::ObjectStore& store, int64_t step) {
-  const std::string directory = ckpt::StepName(step);
-  const absl::StatusOr<store::CommittedStep> opened = store::CommittedStep::Open(&store, directory);
-  const absl::Status whole =
-      opened.ok() ? CheckFilesExist(store, directory, opened->manifest()) : opened.status();
-  if (!absl::IsDataLoss(whole) && !absl::IsNotFound(whole)) {
-    return whole;
-  }
-  RETURN_IF_ERROR(DeleteStep(store, step));
-  return absl::DataLossError(
-      absl::StrCat("it was removed while it was published: ", whole.message()));
-}
-
 // Publishes the described attempt as its step. Idempotent: OK when this save is what is published.
 absl::StatusOr<CommittedStepInfo> Publish(store::ObjectStore& store,
                                           std::string_view job,
@@ -308,9 +293,7 @@ absl::StatusOr<CommittedStepInfo> Publish(store::ObjectStore& store,
   if (!IsSave(*published, job, key)) {
     return LostTo(*published);
   }
-  if (!store.RenamesWhole()) {
-    RETURN_IF_ERROR(CheckPublished(store, key.step));
-  }
+  RETURN_IF_ERROR(CheckPublished(store, key.step));
   return InfoOf(*published);
 }
 
@@ -371,6 +354,22 @@ absl::Status DescribeAttempt(store::ObjectStore& store,
 }
 
 }  // namespace
+
+absl::Status CheckPublished(store::ObjectStore& store, int64_t step) {
+  if (store.RenamesWhole()) {
+    return absl::OkStatus();
+  }
+  const std::string directory = ckpt::StepName(step);
+  const absl::StatusOr<store::CommittedStep> opened = store::CommittedStep::Open(&store, directory);
+  const absl::Status whole =
+      opened.ok() ? CheckFilesExist(store, directory, opened->manifest()) : opened.status();
+  if (!absl::IsDataLoss(whole) && !absl::IsNotFound(whole)) {
+    return whole;
+  }
+  RETURN_IF_ERROR(DeleteStep(store, step));
+  return absl::DataLossError(
+      absl::StrCat("it was removed while it was published: ", whole.message()));
+}
 
 absl::Status VerifySeals(const plan::SavePlan& plan,
                          const SaveContext& context,

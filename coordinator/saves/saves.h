@@ -56,6 +56,11 @@ struct CommittedStepInfo {
   std::vector<ckpt::PinName> pins = {};
 };
 
+// A store that does not rename a folder as a whole (ObjectStore::RenamesWhole) can have lost files
+// of a step to a removal that began before the step was published. DataLoss: they were missing, and
+// what was left of the step is removed.
+absl::Status CheckPublished(store::ObjectStore& store, int64_t step);
+
 // Verify, describe (manifest.pb, COMMIT; synced), publish (rename without replacing; synced).
 // AlreadyExists when another save of that step, also one of another job, was committed, naming it;
 // OK when this one already was. The attempt's folder is left alone on failure.

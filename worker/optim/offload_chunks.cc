@@ -19,6 +19,35 @@ int64_t ScalesOf(const kernels::UpdatePiece& piece) {
              : DivCeil(piece.elements, piece.row) * DivCeil(piece.row, kernels::kUpdateGroup);
 }
 
+// The part of a piece before `offset`, which is taken from it.
+kernels::UpdatePiece TakeUntil(int64_t offset, kernels::UpdatePiece& piece) {
+  kernels::UpdatePiece part = piece;
+  part.elements = offset - piece.offset;
+  piece.offset = offset;
+  piece.elements -= part.elements;
+  piece.first_index += part.elements;
+  if (piece.row > 0) {
+    piece.first_scale +=
+        DivExact(part.elements, piece.row) * DivCeil(piece.row, kernels::kUpdateGroup);
+  }
+  return part;
+}
+
+std::vector<kernels::UpdatePiece> CutAt(const kernels::PieceTable& pieces,
+                                        std::span<const int64_t> cuts) {
+  std::vector<kernels::UpdatePiece> parts;
+  for (int64_t i = 0; i < pieces.count; ++i) {
+    kernels::UpdatePiece rest = pieces.pieces[i];
+    for (auto cut = std::upper_bound(cuts.begin(), cuts.end(), rest.offset);
+         cut != cuts.end() && *cut < EndOf(rest);
+         ++cut) {
+      parts.push_back(TakeUntil(*cut, rest));
+    }
+    parts.push_back(rest);
+  }
+  return parts;
+}
+
 }  // namespace
 
 std::vector<plan::GroupId> UpdateOrder(const plan::ShardingPlan& plan) {
@@ -39,14 +68,44 @@ bool IsOffloaded(const plan::ShardingPlan& plan, plan::GroupId group) {
       });
 }
 
+ScaleCuts ScaleCutsOf(const shard::ParameterGroup& group) {
+  ScaleCuts cuts;
+  if (!plan::EncodesInUpdate(group.recipe())) {
+    return cuts;
+  }
+  for (const quant::QuantPiece& piece : group.quant_pieces()) {
+    const int64_t begin = piece.main_weight.As<float>() - group.main_weight();
+    const int64_t rows = piece.main_weight.rows();
+    const int64_t columns = piece.main_weight.columns();
+    // Without blocks any rows do: not so few that they make pieces shorter.
+    const int64_t block = plan::BlockEdge(group.recipe());
+    const int64_t step =
+        block > 0 ? block : DivCeil(kernels::kMaxBlockElements, std::max<int64_t>(1, columns));
+    for (int64_t row = 0; row < rows;) {
+      const int64_t next = std::min(rows, row + step - (piece.first_row + row) % step);
+      cuts.offsets.push_back(begin + row * columns);
+      cuts.widest = std::max(cuts.widest, (next - row) * columns);
+      row = next;
+    }
+    cuts.offsets.push_back(begin + piece.main_weight.elements());
+  }
+  std::sort(cuts.offsets.begin(), cuts.offsets.end());
+  cuts.offsets.erase(std::unique(cuts.offsets.begin(), cuts.offsets.end()), cuts.offsets.end());
+  return cuts;
+}
+
 std::vector<OffloadChunk> CutIntoChunks(plan::GroupId group,
                                         const kernels::PieceTable& pieces,
-                                        int64_t chunk_elements) {
+                                        int64_t chunk_elements,
+                                        std::span<const int64_t> cuts) {
   CHECK_GT(chunk_elements, 0);
   std::vector<OffloadChunk> chunks;
-  for (const kernels::UpdatePiece& block :
-       kernels::CutForBlocks({pieces.pieces, pieces.pieces + pieces.count})) {
-    const bool fits = !chunks.empty() && EndOf(block) - chunks.back().begin <= chunk_elements;
+  for (const kernels::UpdatePiece& block : kernels::CutForBlocks(CutAt(pieces, cuts))) {
+    // A block that begins where a cut is takes all up to the next one with it.
+    const auto cut = std::lower_bound(cuts.begin(), cuts.end(), block.offset);
+    const bool begins = cut != cuts.end() && *cut == block.offset && cut + 1 != cuts.end();
+    const int64_t end = begins ? std::max(cut[1], EndOf(block)) : EndOf(block);
+    const bool fits = !chunks.empty() && end - chunks.back().begin <= chunk_elements;
     if (!fits) {
       chunks.push_back({.group = group, .begin = block.offset, .end = 0, .pieces = {}});
     }
@@ -54,6 +113,25 @@ std::vector<OffloadChunk> CutIntoChunks(plan::GroupId group,
     chunks.back().end = EndOf(block);
   }
   return chunks;
+}
+
+void VisitPiecesOf(const shard::ParameterGroup& group,
+                   const kernels::PieceTable& pieces,
+                   const shard::StepActions::VisitUpdated& visit) {
+  if (pieces.count == 0) {
+    return;
+  }
+  const int64_t begin = pieces.pieces[0].offset;
+  const int64_t end = EndOf(pieces.pieces[pieces.count - 1]);
+  const auto* weights = group.StoredAt(begin, end - begin).main_weight.As<float>();
+  for (const quant::QuantPiece& piece : group.quant_pieces()) {
+    const int64_t at = piece.main_weight.As<float>() - weights;  // from `begin` on
+    const int64_t first = std::max<int64_t>(0, -at);
+    const int64_t last = std::min(piece.main_weight.elements(), end - begin - at);
+    if (first < last) {
+      visit(piece, first, last - first);
+    }
+  }
 }
 
 std::vector<std::span<std::byte>> MemoryOf(const shard::ParameterGroup& group,

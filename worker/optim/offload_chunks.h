@@ -10,6 +10,7 @@
 
 #include "common/plan/sharding_plan.h"
 #include "kernels/update.h"
+#include "worker/shard/instruction_runner.h"
 #include "worker/shard/parameter_group.h"
 
 namespace ravel::optim {
@@ -28,10 +29,24 @@ struct OffloadChunk {
 std::vector<plan::GroupId> UpdateOrder(const plan::ShardingPlan& plan);
 // True if some state of the group is offloaded.
 bool IsOffloaded(const plan::ShardingPlan& plan, plan::GroupId group);
-// Blocks of pieces are put together until a chunk is full.
+// Blocks of pieces are put together until a chunk is full. `cuts`: ascending offsets, at rows of
+// pieces; what lies between two of them is in one chunk where it is not longer than that.
 std::vector<OffloadChunk> CutIntoChunks(plan::GroupId group,
                                         const kernels::PieceTable& pieces,
-                                        int64_t chunk_elements);
+                                        int64_t chunk_elements,
+                                        std::span<const int64_t> cuts = {});
+// The offsets between which the weights of a group share no scales, and how far apart they are at
+// most; empty where scales of a block are made of more than its own elements.
+struct ScaleCuts {
+  std::vector<int64_t> offsets;
+  int64_t widest = 0;
+};
+ScaleCuts ScaleCutsOf(const shard::ParameterGroup& group);
+// Calls `visit` with the elements of quantized pieces of a group that lie in its update pieces,
+// which are of host memory and in order.
+void VisitPiecesOf(const shard::ParameterGroup& group,
+                   const kernels::PieceTable& pieces,
+                   const shard::StepActions::VisitUpdated& visit);
 // The ranges that a chunk's update reads and writes, of memory for which `holds` is true.
 std::vector<std::span<std::byte>> MemoryOf(const shard::ParameterGroup& group,
                                            const OffloadChunk& chunk,

@@ -56,7 +56,8 @@ void OffloadPipeline::AddChunks(const shard::ParameterGroup& group) {
     return;
   }
   const size_t first = chunks_.size();
-  for (OffloadChunk& cut : CutIntoChunks(id, args_.pieces.of(id), args_.chunk_elements)) {
+  for (OffloadChunk& cut :
+       CutIntoChunks(id, args_.pieces.of(id), args_.chunk_elements, ScaleCutsOf(group).offsets)) {
     chunks_.push_back({.group = id, .pieces = {}, .memory = {}});
     for (const std::span<std::byte> range :
          MemoryOf(group, cut, [&](const void* at) { return args_.tier.Holds(at); })) {
@@ -270,9 +271,10 @@ absl::Status OffloadPipeline::ReadPart(plan::GroupId group,
   return absl::OkStatus();
 }
 
-absl::Status OffloadPipeline::ReadMainWeights(const shard::ParameterGroup& group,
+absl::Status OffloadPipeline::ReadMainWeights(plan::GroupId group,
+                                              std::span<const quant::QuantPiece> pieces,
                                               const VisitPieces& visit) {
-  for (const quant::QuantPiece& piece : group.quant_pieces()) {
+  for (const quant::QuantPiece& piece : pieces) {
     if (!args_.tier.Holds(piece.main_weight.data)) {
       visit({&piece, 1});
       continue;
@@ -281,7 +283,7 @@ absl::Status OffloadPipeline::ReadMainWeights(const shard::ParameterGroup& group
     const int64_t most = std::max<int64_t>(1, args_.chunk_elements / piece.main_weight.size[1]);
     for (int64_t row = 0; row < rows; row += most) {
       const quant::QuantPiece part = quant::RowsOf(piece, row, std::min(most, rows - row));
-      RETURN_IF_ERROR(ReadPart(group.index(), part, visit));
+      RETURN_IF_ERROR(ReadPart(group, part, visit));
     }
   }
   return absl::OkStatus();

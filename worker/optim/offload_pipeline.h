@@ -64,11 +64,13 @@ class OffloadPipeline {
   using UpdateChunk = std::function<void(kernels::PieceTable)>;
   // Calls `update` for each chunk of the group, when its state is in memory.
   absl::Status Update(plan::GroupId group, const UpdateChunk& update);
-  // Calls `visit` with the quantized pieces of a group: a piece whose main weights are offloaded in
+  // Calls `visit` with quantized pieces of a group: a piece whose main weights are offloaded in
   // parts of rows, each of at most chunk_elements where a row has no more, fetched before the call
   // and released after it.
   using VisitPieces = std::function<void(std::span<const quant::QuantPiece>)>;
-  absl::Status ReadMainWeights(const shard::ParameterGroup& group, const VisitPieces& visit);
+  absl::Status ReadMainWeights(plan::GroupId group,
+                               std::span<const quant::QuantPiece> pieces,
+                               const VisitPieces& visit);
   // Returns when all that was updated is released.
   absl::Status Drain();
 

@@ -9,6 +9,14 @@
 
 namespace ravel::optim {
 
+namespace {
+
+// Elements of a quantized group that a host updates before it takes their amaxes, at least:
+// weights, gradient and moments of fp32 stay in a second level of 2 MiB.
+constexpr int64_t kMeasuredElements = int64_t{64} << 10;
+
+}  // namespace
+
 StepOptimizer::StepOptimizer(Args args)
     : args_(std::move(args)),
       scales_loss_(args_.plan.options.weight_type == DType::kF16),
@@ -18,6 +26,7 @@ StepOptimizer::StepOptimizer(Args args)
               .rank = args_.rank,
               .memory = args_.memory}) {
   CHECK_MSG(!scales_loss_ || args_.statistics.known_at_once(), "devices scale no loss");
+  parts_.resize(args_.groups.size());
   if (scales_loss_) {
     loss_scale_ = FirstLossScale(args_.settings.loss_scale);
   }
@@ -149,8 +158,25 @@ void StepOptimizer::Follow(const StepStatistics::Record& record) {
             "the kernel has decided otherwise");
 }
 
-absl::Status StepOptimizer::Apply(kernels::Stream& stream, const shard::ParameterGroup& group) {
+void StepOptimizer::ApplyInParts(const shard::ParameterGroup& group,
+                                 const std::function<void(kernels::PieceTable)>& update) {
+  std::vector<OffloadChunk>& parts = parts_[group.index()];
+  if (parts.empty()) {
+    const ScaleCuts cuts = ScaleCutsOf(group);
+    const int64_t most = std::clamp(cuts.widest, kMeasuredElements, plan::kOffloadChunkElements);
+    parts = CutIntoChunks(group.index(), args_.pieces.of(group.index()), most, cuts.offsets);
+  }
+  for (const OffloadChunk& part : parts) {
+    update({.pieces = part.pieces.data(), .count = std::ssize(part.pieces)});
+  }
+}
+
+absl::Status StepOptimizer::Apply(kernels::Stream& stream,
+                                  const shard::ParameterGroup& group,
+                                  const VisitUpdated& updated) {
   const int64_t elements = group.shard_elements();
+  const bool on_host = args_.statistics.known_at_once();
+  const bool visits = updated != nullptr && (!on_host || decision_.apply);
   const auto update = [&](kernels::PieceTable pieces) {
     args_.rule->Update(stream,
                        {.group = group,
@@ -158,6 +184,9 @@ absl::Status StepOptimizer::Apply(kernels::Stream& stream, const shard::Paramete
                         .gradient = VectorView(group.optimizer_gradient(), elements),
                         .pieces = pieces,
                         .outcome = args_.statistics.outcome()});
+    if (visits && on_host) {
+      VisitPiecesOf(group, pieces, updated);
+    }
   };
   if (args_.offload != nullptr && args_.offload->Offloads(group.index())) {
     return args_.offload->Update(group.index(), update);
@@ -166,23 +195,35 @@ absl::Status StepOptimizer::Apply(kernels::Stream& stream, const shard::Paramete
     args_.host_updater->Update(group.index());
     return absl::OkStatus();
   }
+  if (visits && on_host) {
+    ApplyInParts(group, update);
+    return absl::OkStatus();
+  }
   update(args_.pieces.of(group.index()));
+  if (visits) {
+    for (const quant::QuantPiece& piece : group.quant_pieces()) {
+      updated(piece, 0, piece.main_weight.elements());
+    }
+  }
   return absl::OkStatus();
 }
 
-absl::Status StepOptimizer::ReadMainWeights(const shard::ParameterGroup& group,
+absl::Status StepOptimizer::ReadMainWeights(plan::GroupId group,
+                                            std::span<const quant::QuantPiece> pieces,
                                             const VisitPieces& visit) {
-  return args_.offload == nullptr ? StepActions::ReadMainWeights(group, visit)
-                                  : args_.offload->ReadMainWeights(group, visit);
+  return args_.offload == nullptr ? StepActions::ReadMainWeights(group, pieces, visit)
+                                  : args_.offload->ReadMainWeights(group, pieces, visit);
 }
 
-absl::Status StepOptimizer::UpdateGroup(kernels::Stream& stream, plan::GroupId group) {
+absl::Status StepOptimizer::UpdateGroup(kernels::Stream& stream,
+                                        plan::GroupId group,
+                                        const VisitUpdated& updated) {
   const shard::ParameterGroup& owner = args_.groups[group];
   if (!NormsDue(step_)) {
-    return Apply(stream, owner);
+    return Apply(stream, owner, updated);
   }
   absl::Status applied;
-  RETURN_IF_ERROR(norms_.Measure(owner, [&] { applied = Apply(stream, owner); }));
+  RETURN_IF_ERROR(norms_.Measure(owner, [&] { applied = Apply(stream, owner, updated); }));
   return applied;
 }
 

@@ -17,6 +17,7 @@
 #include "worker/optim/decide_step.h"
 #include "worker/optim/host_updater.h"
 #include "worker/optim/loss_scale.h"
+#include "worker/optim/offload_chunks.h"
 #include "worker/optim/offload_pipeline.h"
 #include "worker/optim/piece_tables.h"
 #include "worker/optim/step_messages.h"
@@ -83,9 +84,12 @@ class StepOptimizer final : public shard::StepActions {
 
   shard::StatisticsMessages Measure(kernels::Stream& stream) override;
   absl::Status Decide(kernels::Stream& stream) override;
-  absl::Status UpdateGroup(kernels::Stream& stream, plan::GroupId group) override;
+  absl::Status UpdateGroup(kernels::Stream& stream,
+                           plan::GroupId group,
+                           const VisitUpdated& updated) override;
   void OffloadGradient(plan::GroupId group) override;
-  absl::Status ReadMainWeights(const shard::ParameterGroup& group,
+  absl::Status ReadMainWeights(plan::GroupId group,
+                               std::span<const quant::QuantPiece> pieces,
                                const VisitPieces& visit) override;
   void CountNonFinite(kernels::Stream& stream, const TensorView& flags) override {
     args_.statistics.CountNonFinite(stream, flags);
@@ -123,13 +127,19 @@ class StepOptimizer final : public shard::StepActions {
   kernels::StatisticsHeader MakeHeader() const;
   double LearningRateOf(int64_t step) const;
   // Gives the update of a group to the stream, of an offloaded one part by part.
-  absl::Status Apply(kernels::Stream& stream, const shard::ParameterGroup& group);
+  absl::Status Apply(kernels::Stream& stream,
+                     const shard::ParameterGroup& group,
+                     const VisitUpdated& updated);
+  // On a host: in parts of which `updated` finds the weights in the caches.
+  void ApplyInParts(const shard::ParameterGroup& group,
+                    const std::function<void(kernels::PieceTable)>& update);
   // The step that was begun first and not followed, by what was recorded of it.
   void Follow(const StepStatistics::Record& record);
 
   Args args_;
   const bool scales_loss_;
   NormRecorder norms_;
+  plan::IdVector<plan::GroupId, std::vector<OffloadChunk>> parts_;  // of ApplyInParts, when used
   TensorView losses_;
   TensorView targets_;
   int64_t step_ = 0;  // begun last

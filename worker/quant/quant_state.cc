@@ -5,6 +5,7 @@
 
 #include "worker/quant/quant_state.h"
 
+#include <algorithm>
 #include <bit>
 
 #include "common/check.h"
@@ -116,19 +117,59 @@ GemmScales QuantState::ScalesOf(plan::TensorId tensor, bool stages) const {
 
 void QuantState::MeasureWeights(kernels::Stream& stream, std::span<const QuantPiece> pieces) {
   for (const QuantPiece& piece : pieces) {
-    const plan::QuantTensor& of = *layout_.Find(piece.tensor);
-    const int64_t edge = plan::BlockEdge(of.recipe);
-    kernels::BlockAmax(stream,
-                       {.from = piece.main_weight,
-                        .first_row = piece.first_row,
-                        .edge = edge,
-                        .amax = GridOf(of),
-                        .epsilon = gemms_.amax_epsilon});
-    const int64_t whole = layout_.domain(of).amax;
-    if (edge > 0 && whole >= 0) {
-      kernels::BlockAmax(
-          stream, {.from = piece.main_weight, .first_row = 0, .edge = 0, .amax = Word(whole)});
+    MeasureBox(stream, *layout_.Find(piece.tensor), piece.main_weight, piece.first_row, 0);
+  }
+}
+
+void QuantState::MeasureBox(kernels::Stream& stream,
+                            const plan::QuantTensor& of,
+                            const TensorView& weights,
+                            int64_t first_row,
+                            int64_t first_column) {
+  const int64_t edge = plan::BlockEdge(of.recipe);
+  TensorView grid = GridOf(of);
+  if (edge > 0) {
+    grid = ColumnsOf(grid, DivExact(first_column, edge), DivCeil(weights.columns(), edge));
+  }
+  kernels::BlockAmax(stream,
+                     {.from = weights,
+                      .first_row = first_row,
+                      .edge = edge,
+                      .amax = grid,
+                      .epsilon = gemms_.amax_epsilon});
+  const int64_t whole = layout_.domain(of).amax;
+  if (edge > 0 && whole >= 0) {
+    kernels::BlockAmax(stream, {.from = weights, .first_row = 0, .edge = 0, .amax = Word(whole)});
+  }
+}
+
+// Whole rows together; of a row that is cut the block that is, if one is, and then all others.
+void QuantState::MeasureElements(kernels::Stream& stream,
+                                 const QuantPiece& piece,
+                                 int64_t first,
+                                 int64_t count) {
+  const plan::QuantTensor& of = *layout_.Find(piece.tensor);
+  const int64_t edge = plan::BlockEdge(of.recipe);
+  const int64_t columns = piece.main_weight.columns();
+  CHECK(first >= 0 && count >= 0 && first + count <= piece.main_weight.elements());
+  while (count > 0) {
+    const int64_t row = first / columns;
+    const int64_t column = first % columns;
+    int64_t rows = column == 0 ? count / columns : 0;
+    int64_t width = columns;
+    if (rows == 0) {
+      rows = 1;
+      width = std::min(count, columns - column);
+      width = edge > 0 && column % edge > 0 ? std::min(width, edge - column % edge) : width;
     }
+    const int64_t block = edge > 0 ? column / edge * edge : 0;
+    MeasureBox(stream,
+               of,
+               MatrixView(piece.main_weight.Row<float>(row) + column, rows, width),
+               piece.first_row + row,
+               block);
+    first += rows * width;
+    count -= rows * width;
   }
 }
 
@@ -181,6 +222,35 @@ void QuantState::Quantize(kernels::Stream& stream, std::span<const QuantPiece> p
                              .scales = ScalesOf(piece.tensor, false).weight,
                              .codes = piece.codes});
   }
+}
+
+QuantState::RowRange QuantState::QuantizeUpdated(kernels::Stream& stream,
+                                                 const QuantPiece& piece,
+                                                 int64_t first,
+                                                 int64_t count) const {
+  const plan::QuantTensor& of = *layout_.Find(piece.tensor);
+  if (!plan::EncodesInUpdate(of.recipe)) {
+    return {};
+  }
+  const int64_t columns = piece.main_weight.columns();
+  const int64_t edge = std::max<int64_t>(1, plan::BlockEdge(of.recipe));
+  const int64_t begin = RoundUp(piece.first_row + DivCeil(first, columns), edge);
+  const int64_t end = (piece.first_row + (first + count) / columns) / edge * edge;
+  kernels::WeightScales scales = ScalesOf(piece.tensor, false).weight;
+  if (of.recipe == plan::Recipe::kDelayed) {
+    scales.encode = VectorView(NextScale(SlotOf(of.domain, QuantSlot::kWeight)), 1);
+  }
+  if (begin >= end || (of.recipe == plan::Recipe::kDelayed && *scales.encode.As<float>() == 0)) {
+    return {};
+  }
+  const RowRange range = {.first = begin - piece.first_row, .rows = end - begin};
+  const QuantPiece rows = RowsOf(piece, range.first, range.rows);
+  kernels::QuantizeWeight(stream,
+                          {.from = rows.main_weight,
+                           .first_row = rows.first_row,
+                           .scales = scales,
+                           .codes = rows.codes});
+  return range;
 }
 
 QuantState::StateRange QuantState::StateOf(plan::StateRole role,

@@ -78,6 +78,24 @@ class QuantState {
 
   // This rank's part of the amaxes of weights, which are 0 before; those of activations stay.
   void MeasureWeights(kernels::Stream& stream, std::span<const QuantPiece> pieces);
+  // The same of `count` elements of a piece from `first` on, counted through its rows. An amax is a
+  // maximum, so pieces may be cut anywhere.
+  void MeasureElements(kernels::Stream& stream,
+                       const QuantPiece& piece,
+                       int64_t first,
+                       int64_t count);
+  // After MeasureElements of the same: codes of rows whose scales this rank knows before amaxes are
+  // reduced, which rows of the piece that is (rows 0: none). Of delayed scales those that are whole
+  // here, once there is a history; of blocks that share no scale of the whole, those of blocks that
+  // are whole here. What Quantize makes of the others after FinishStep goes with them.
+  struct RowRange {
+    int64_t first = 0;
+    int64_t rows = 0;
+  };
+  RowRange QuantizeUpdated(kernels::Stream& stream,
+                           const QuantPiece& piece,
+                           int64_t first,
+                           int64_t count) const;
   // Bytes of the amaxes of weights, from the first word.
   int64_t weight_bytes() const;
   // After the amaxes of all ranks are there: the scales of the next cast of weights, and, where
@@ -118,6 +136,13 @@ class QuantState {
   TensorView Word(int64_t word) const;
   // The amaxes of the blocks in this rank's part of a matrix.
   TensorView GridOf(const plan::QuantTensor& of) const;
+  // Amaxes of [rows, columns] of `weights`, whose first element is at (first_row, first_column) of
+  // this rank's part of a matrix, and at the beginning of a block.
+  void MeasureBox(kernels::Stream& stream,
+                  const plan::QuantTensor& of,
+                  const TensorView& weights,
+                  int64_t first_row,
+                  int64_t first_column);
   // The scale of a slot's codes, and that of its next cast; 0: its history is empty.
   float* CastScale(int64_t slot) const;
   float* NextScale(int64_t slot) const;

@@ -4,6 +4,7 @@
 
 #include "worker/shard/instruction_runner.h"
 
+#include <algorithm>
 #include <array>
 #include <utility>
 
@@ -41,6 +42,7 @@ std::vector<Gradient> Typed(const std::vector<TensorView>& views) {
 }  // namespace
 
 InstructionRunner::InstructionRunner(const Args& args) : args_(args), state_(args.plan) {
+  encoded_.resize(args.plan.groups.size());
   const auto bytes = [&](BufferKind kind) {
     return args_.buffers.bytes(plan::FindBuffer(args_.plan.buffers, {.kind = kind}));
   };
@@ -439,23 +441,6 @@ absl::Status InstructionRunner::ReduceSums(const Instruction& instruction, const
   return absl::OkStatus();
 }
 
-// On a host the collective of amaxes compares these.
-void InstructionRunner::DigestScales(kernels::Stream& stream) {
-  if (stream.backend() == kernels::Backend::kCpu) {
-    return;
-  }
-  uint64_t index = 0;
-  const auto add = [&](const auto& words) {
-    TensorView view = VectorView(nullptr, std::ssize(words));
-    view.dtype = DType::kU32;
-    view.data = const_cast<void*>(static_cast<const void*>(words.data()));
-    args_.actions->DigestScales(stream, view, index);
-    index += words.size();
-  };
-  add(quant_->weight_amaxes());
-  add(quant_->delayed_scales());
-}
-
 absl::Status InstructionRunner::ReduceStatistics(const Instruction& instruction,
                                                  const ReplayTurn& turn) {
   RETURN_IF_ERROR(state_.CheckSumsComplete());
@@ -466,91 +451,6 @@ absl::Status InstructionRunner::ReduceStatistics(const Instruction& instruction,
   }
   return args_.backend.ExchangeStatistics(
       RanksOf(instruction), TagOf(instruction, turn), messages, StreamOf(instruction));
-}
-
-// Each rank finds the maximum of its part of the vector, and takes the others' parts. On hosts the
-// collective also compares the scales that codes had until now: they have no collective of their
-// own. On a device their digest is in the statistics.
-absl::Status InstructionRunner::ReduceAmaxes(const Instruction& instruction,
-                                             comm::CollectiveTag tag) {
-  kernels::Stream& stream = StreamOf(instruction);
-  if (stream.backend() == kernels::Backend::kCpu) {
-    tag.generation = static_cast<int64_t>(quant_->ReplicatedDigest());
-  }
-  args_.backend.FillBytes(stream, FloatsOf(instruction, Role::kAmax), 0, quant_->weight_bytes());
-  for (const ParameterGroup& group : args_.groups) {
-    RETURN_IF_ERROR(args_.actions->ReadMainWeights(
-        group, [&](const auto& pieces) { quant_->MeasureWeights(stream, pieces); }));
-  }
-  float* amax = FloatsOf(instruction, Role::kAmax);
-  float* part = FloatsOf(instruction, Role::kSum);
-  const int64_t words = args_.buffers.elements(plan::BufferOf(instruction, Role::kSum));
-  comm::Communicator& ranks = RanksOf(instruction);
-  ASSIGN_OR_RETURN(const comm::PieceViews views,
-                   ranks.ExchangePieces({.tag = tag,
-                                         .staging = amax,
-                                         .receive = FloatsOf(instruction, Role::kReceive),
-                                         .shard_elements = words,
-                                         .contributors = ranks.size(),
-                                         .stream = &stream}));
-  TensorView largest = VectorView(part, words);
-  largest.dtype = DType::kU32;
-  kernels::LargestWordsArgs maximum = {.pieces = {}, .out = largest};
-  for (const float* piece : views.pieces) {
-    maximum.pieces.push_back(reinterpret_cast<const uint32_t*>(piece));
-  }
-  kernels::LargestWords(stream, maximum);
-  RETURN_IF_ERROR(ranks.ReleasePieces(tag));
-  return ranks.AllGather(
-      {.tag = tag, .shard = part, .gathered = amax, .shard_elements = words, .stream = &stream});
-}
-
-// No amax of an activation is left from a step before, and new histories are empty.
-void InstructionRunner::ClearQuantization(kernels::Stream& stream, Refresh refresh) {
-  for (const plan::BufferId id : args_.plan.buffers.ids()) {
-    const plan::ProgramBuffer& buffer = args_.plan.buffers[id];
-    const bool begins = buffer.kind == BufferKind::kDelayedScales && refresh == Refresh::kNew;
-    if (begins || buffer.kind == BufferKind::kAmax || buffer.kind == BufferKind::kAmaxFlags) {
-      args_.backend.FillBytes(stream, args_.buffers.bytes(id), 0, buffer.bytes);
-    }
-  }
-}
-
-absl::Status InstructionRunner::RefreshAll(Refresh refresh) {
-  if (quant_ == nullptr) {
-    return absl::OkStatus();
-  }
-  const Instruction* reduce = nullptr;
-  for (const plan::StepProgram& program : args_.plan.programs) {
-    for (const Instruction& at : program.instructions) {
-      reduce = at.op == OpCode::kAmaxReduce ? &at : reduce;
-    }
-  }
-  CHECK_MSG(reduce != nullptr, "a plan of quantized weights reduces their amaxes");
-  ClearQuantization(StreamOf(*reduce), refresh);
-  RETURN_IF_ERROR(ReduceAmaxes(*reduce, {.op = plan::OpLabel::kAmaxReduce, .unit = -1}));
-  kernels::Stream& stream = StreamOf(*reduce);
-  if (refresh == Refresh::kLoaded) {
-    quant_->FinishLoad(stream);
-  } else {
-    quant_->FinishStep(stream, {});
-  }
-  for (const ParameterGroup& group : args_.groups) {
-    RETURN_IF_ERROR(Quantize(stream, group));
-  }
-  return absl::OkStatus();
-}
-
-absl::Status InstructionRunner::Quantize(kernels::Stream& stream, const ParameterGroup& group) {
-  return args_.actions->ReadMainWeights(
-      group, [&](const auto& pieces) { quant_->Quantize(stream, pieces); });
-}
-
-absl::Status InstructionRunner::Update(const Instruction& instruction) {
-  RETURN_IF_ERROR(state_.BeginUpdate(instruction.group));
-  RETURN_IF_ERROR(args_.actions->UpdateGroup(StreamOf(instruction), instruction.group));
-  state_.EndUpdate(instruction.group);
-  return absl::OkStatus();
 }
 
 comm::PeerWait InstructionRunner::TakePeerWait(const Instruction& instruction) {

@@ -31,16 +31,27 @@ class StepActions {
   virtual StatisticsMessages Measure(kernels::Stream& stream) = 0;
   // kDecideStep, after the former.
   virtual absl::Status Decide(kernels::Stream& stream) = 0;
+  // `count` elements of a quantized piece, from `first` on, whose main weights have been updated.
+  using VisitUpdated =
+      std::function<void(const quant::QuantPiece& piece, int64_t first, int64_t count)>;
   // kOptimizerStep, after the former: updates what this rank stores of a group, or nothing in a
-  // skipped step.
-  virtual absl::Status UpdateGroup(kernels::Stream& stream, plan::GroupId group) = 0;
+  // skipped step. `updated`, if not null, is called after the update of each part of it, when that
+  // is in memory and, on a host, in the caches: for all elements of the group's quantized pieces
+  // once, or for none where a host knows that the step is skipped.
+  virtual absl::Status UpdateGroup(kernels::Stream& stream,
+                                   plan::GroupId group,
+                                   const VisitUpdated& updated) = 0;
   // kOffloadGradient: the group's gradient is final for the stream of copies to the host.
   virtual void OffloadGradient(plan::GroupId) {}
-  // Calls `visit` with the quantized pieces of a group whose main weights are in memory: with all
-  // of them, or with some rows at a time where the main weights are offloaded to a file.
+  // Calls `visit` with quantized pieces of a group, or rows of them, whose main weights are in
+  // memory: with all of them, or with some rows at a time where the main weights are offloaded to a
+  // file.
   using VisitPieces = std::function<void(std::span<const quant::QuantPiece>)>;
-  virtual absl::Status ReadMainWeights(const ParameterGroup& group, const VisitPieces& visit) {
-    visit(group.quant_pieces());
+  virtual absl::Status ReadMainWeights(plan::GroupId group,
+                                       std::span<const quant::QuantPiece> pieces,
+                                       const VisitPieces& visit) {
+    (void)group;
+    visit(pieces);
     return absl::OkStatus();
   }
   // Between Measure and the exchange of messages: counts what is not 0 among flags by tensor of the
@@ -148,6 +159,8 @@ class InstructionRunner {
   absl::Status Update(const Instruction& instruction);
   absl::Status Quantize(kernels::Stream& stream, const ParameterGroup& group);
   void ClearQuantization(kernels::Stream& stream, Refresh refresh);
+  // Before the first amax of a weight is taken.
+  void BeginAmaxes(kernels::Stream& stream);
   absl::Status ReduceAmaxes(const Instruction& instruction, comm::CollectiveTag tag);
   int64_t WireElements(const Instruction& instruction, int64_t elements);
   kernels::ActivationDraws DrawsOf(const ReplayTurn& turn) const;
@@ -156,6 +169,21 @@ class InstructionRunner {
   std::unique_ptr<quant::QuantState> quant_;
   kernels::ActivationDraws draws_;  // of the micro-batch under way
   float loss_scale_ = 1;            // likewise
+  // Rows of a quantized piece that have their new codes.
+  struct Encoded {
+    size_t piece;
+    int64_t first;
+    int64_t end;
+  };
+  // What an update has left to kRefreshWeights.
+  std::vector<quant::QuantPiece> LeftToQuantize(const ParameterGroup& group) const;
+  // From the update of a group to its kRefreshWeights.
+  plan::IdVector<plan::GroupId, std::vector<Encoded>> encoded_;
+  // From the first amax of an updated weight to the exchange of all: which groups are measured, and
+  // on a host the digest of the scales that codes had until then.
+  bool amaxes_begun_ = false;
+  plan::IdVector<plan::GroupId, bool> measured_;
+  uint64_t scales_digest_ = 0;
   ReplayState state_;
 };
 

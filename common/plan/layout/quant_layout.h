@@ -33,6 +33,12 @@ struct QuantDomain {
   int64_t gradient = -1;
 };
 
+// True of recipes whose codes an update makes on a host, where it has all of a block: their scales
+// follow from the block alone, or from steps before.
+constexpr bool EncodesInUpdate(Recipe recipe) {
+  return recipe == Recipe::kDelayed || recipe == Recipe::kFloat8Block || recipe == Recipe::kMxFp8;
+}
+
 // Delayed scales have a slot each: a history of amaxes. Three for each domain.
 enum class QuantSlot : int { kWeight = 0, kInput = 1, kGradient = 2 };
 inline constexpr int kSlotsPerDomain = 3;

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "common/check.h"
+#include "common/plan/layout/quant_layout.h"
 #include "common/plan/program/program_buffers.h"
 #include "common/plan/program/program_offload.h"
 
@@ -255,7 +256,10 @@ void OperandList::AddUpdate() {
   Add(whole, Access::kRead, Role::kGradient);
   Add(whole < 0 ? FinalSum(at_.group, 0) : BufferId(), Access::kRead, Role::kSum);
   Add(OfGroup(BufferKind::kMainWeight), Access::kAdd, Role::kStored);
-  if (!Quantized(at_.group)) {
+  const bool measures = Quantized(at_.group) && UpdateMeasures(context_.options);
+  const bool encodes = measures && context_.options.gemm_path == GemmPath::kCpuReference &&
+                       EncodesInUpdate(context_.groups[at_.group].recipe);
+  if (!Quantized(at_.group) || encodes) {
     Add(OfGroup(BufferKind::kModelWeight), Access::kAdd, Role::kStored);
   }
   for (const BufferId state : context_.index.OfCall(BufferKind::kState, at_.group, 0)) {
@@ -263,6 +267,12 @@ void OperandList::AddUpdate() {
   }
   for (const BufferId scale : context_.index.OfCall(BufferKind::kStateScale, at_.group, 0)) {
     Add(scale, Access::kAdd, Role::kState);
+  }
+  if (measures) {
+    Add(OfAll(BufferKind::kAmax), Access::kAdd, Role::kAmax);
+  }
+  if (encodes) {
+    Add(OfAll(BufferKind::kDelayedScales), Access::kRead, Role::kScales);
   }
 }
 

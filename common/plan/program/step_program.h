@@ -286,8 +286,8 @@ struct ProgramOptions {
   // Groups with state that is kOffload are updated by the host of a device: what an update reads is
   // copied there (kOffloadGradient) and new weights are copied back.
   bool offload_copies = false;
-  // How gemms of quantized matrices are computed; kNone: nothing is quantized. No instruction
-  // depends on it.
+  // How gemms of quantized matrices are computed; kNone: nothing is quantized. Updates on hosts,
+  // whose path is kCpuReference, also make codes.
   GemmPath gemm_path = GemmPath::kNone;
   // Of that path; kForward where it has no fast sums. No instruction depends on it.
   FastAccumulation fast_accumulation = FastAccumulation::kForward;
@@ -299,6 +299,13 @@ struct ProgramOptions {
   // Parts of the sums that a `tensor` axis could cut (tensor_cut.h); 1: nothing is cut.
   int64_t tensor_parts = 1;
 };
+
+// True if an update finds the amaxes of the weights that it writes, while these are in the caches.
+// Else they are read once more for that: where the host of a device updates some groups, and the
+// device others.
+inline bool UpdateMeasures(const ProgramOptions& options) {
+  return !options.offload_copies;
+}
 
 inline constexpr int64_t kMostCommunicationBlocks = 64;
 

@@ -269,7 +269,9 @@ class GradientsAreOnes final : public StepActions {
     }
     return absl::OkStatus();
   }
-  absl::Status UpdateGroup(kernels::Stream&, plan::GroupId) override { return absl::OkStatus(); }
+  absl::Status UpdateGroup(kernels::Stream&, plan::GroupId, const VisitUpdated&) override {
+    return absl::OkStatus();
+  }
 
  private:
   const plan::ShardingPlan& plan_;

@@ -61,7 +61,9 @@ class Inspector final : public StepActions {
     inspect_();
     return absl::OkStatus();
   }
-  absl::Status UpdateGroup(kernels::Stream&, plan::GroupId) override { return absl::OkStatus(); }
+  absl::Status UpdateGroup(kernels::Stream&, plan::GroupId, const VisitUpdated&) override {
+    return absl::OkStatus();
+  }
 
  private:
   std::function<void()> inspect_;

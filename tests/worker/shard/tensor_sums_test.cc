@@ -130,7 +130,9 @@ class GradientsAreTrees final : public StepActions {
     }
     return absl::OkStatus();
   }
-  absl::Status UpdateGroup(kernels::Stream&, plan::GroupId) override { return absl::OkStatus(); }
+  absl::Status UpdateGroup(kernels::Stream&, plan::GroupId, const VisitUpdated&) override {
+    return absl::OkStatus();
+  }
 
  private:
   // Rows have an even length, so an element of a part is as odd as it is in the whole.

@@ -19,7 +19,7 @@ class NoActions final : public StepActions {
     ++decided;
     return absl::OkStatus();
   }
-  absl::Status UpdateGroup(kernels::Stream&, plan::GroupId group) override {
+  absl::Status UpdateGroup(kernels::Stream&, plan::GroupId group, const VisitUpdated&) override {
     updated.push_back(group);
     return absl::OkStatus();
   }

@@ -180,7 +180,8 @@ TEST_F(OffloadRecipes, MainWeightsAreInMemoryWhileTheyAreRead) {
         EXPECT_LE(FetchedBytes(engine), bytes + kMappedAround);
         ++parts;
       };
-      RETURN_IF_ERROR(engine.offload()->ReadMainWeights(group, visit));
+      RETURN_IF_ERROR(
+          engine.offload()->ReadMainWeights(group.index(), group.quant_pieces(), visit));
     }
     EXPECT_GT(parts, 28) << "some of the 28 matrices have more than a part";
     EXPECT_EQ(FetchedBytes(engine), 0);
@@ -205,6 +206,40 @@ TEST_F(OffloadRecipes, MainWeightsAreInMemoryWhileTheyAreRead) {
   EXPECT_LT(plan->memory.offload_bytes - facts.offloaded_bytes, 4096 * offloaded);  // whole pages
   const absl::Status status = RunLocalRanks(run);
   EXPECT_TRUE(status.ok()) << status;
+}
+
+// The update has taken the amaxes, and made codes where it knew the scales: else main weights come
+// back once.
+TEST_F(OffloadRecipes, MainWeightsComeBackForScalesOfTheWholeAlone) {
+  bool comes_back = false;
+  const auto body = [&](RankEngine& engine, int) -> absl::Status {
+    RETURN_IF_ERROR(engine.InitializeWeights());
+    int64_t parts = 0;
+    for (const shard::ParameterGroup& group : engine.groups()) {
+      RETURN_IF_ERROR(engine.offload()->ReadMainWeights(
+          group.index(), group.quant_pieces(), [&](std::span<const quant::QuantPiece>) {
+            ++parts;
+          }));
+    }
+    EXPECT_GT(parts, 0);
+    trace::Recorder recorder;
+    engine.offload()->set_recorder(&recorder);
+    RETURN_IF_ERROR(engine.TrainStep(0).status());
+    RETURN_IF_ERROR(engine.offload()->Drain());
+    engine.offload()->set_recorder(nullptr);
+    const std::vector<trace::Event> events = recorder.Take();
+    EXPECT_EQ(
+        std::count_if(events.begin(),
+                      events.end(),
+                      [](const trace::Event& event) { return event.op == "OffloadReadFetch"; }),
+        comes_back ? parts : 0);
+    return absl::OkStatus();
+  };
+  for (const plan::Recipe recipe : kEveryRecipe) {
+    comes_back = recipe == plan::Recipe::kCurrent || recipe == plan::Recipe::kNvFp4;
+    const absl::Status status = RunLocalRanks({.spec = RecipeJob(recipe, 1), .body = body});
+    EXPECT_TRUE(status.ok()) << plan::RecipeName(recipe) << ": " << status;
+  }
 }
 
 TEST_P(OffloadForms, EveryStrategyGivesTheSameBits) {

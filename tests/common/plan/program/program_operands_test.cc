@@ -146,11 +146,21 @@ class OperandReference {
     }
   }
   void AddUpdated(GroupId group) {
+    const Recipe recipe = plan_.groups[group].recipe;
+    const bool measures = Quantized(group) && !plan_.options.offload_copies;
+    const bool encodes = measures && plan_.options.gemm_path == GemmPath::kCpuReference &&
+                         recipe != Recipe::kCurrent && recipe != Recipe::kNvFp4;
     Add(Of(BufferKind::kMainWeight, group), true);
-    if (!Quantized(group)) {
+    if (!Quantized(group) || encodes) {
       Add(Of(BufferKind::kModelWeight, group), true);
     }
     Add(Of(BufferKind::kState, group), true);
+    if (measures) {
+      Add(Of(BufferKind::kAmax, {}), true);
+    }
+    if (encodes) {
+      Add(Of(BufferKind::kDelayedScales, {}), false);
+    }
   }
   void AddScales() {
     Add(Of(BufferKind::kAmaxFlags, {}), true);
@@ -314,6 +324,7 @@ TEST(Operands, AreWhatInstructionsOfQuantizedUnitsTouch) {
         spec.strategy = axes.shard;
         spec.replicate_strategy = axes.replicate;
         spec.replicas = axes.replicas;
+        spec.cpu_devices = shared;
         spec.recipe.keep_bf16 = {"model.layers.0.mlp.*"};
         const absl::StatusOr<ShardingPlan> plan =
             BuildShardingPlan({.spec = spec, .ranks = 4, .shared_memory = shared});

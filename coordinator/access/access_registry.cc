@@ -110,7 +110,7 @@ absl::StatusOr<Identity> AccessRegistry::Identify(const CertificateFacts& certif
   Identity caller;
   if (!ParseUri(cluster_, certificate.uri, &caller.kind, &caller.name)) {
     return absl::UnauthenticatedError(
-        "the certificate names no user, node or store of this cluster");
+        "the certificate names no user, node, trainer or store of this cluster");
   }
   caller.serial = certificate.serial;
   caller.not_after_ms = certificate.not_after_ms;
@@ -121,8 +121,11 @@ absl::StatusOr<Identity> AccessRegistry::Identify(const CertificateFacts& certif
   if (caller.kind == IdentityKind::kStore) {  // `certify-store` keeps no row of it
     return caller;
   }
+  const bool trainer = caller.kind == IdentityKind::kTrainer;  // it stands and falls with its node
+  const Key owner = trainer ? Key{IdentityKind::kNode, NodeOfTrainer(caller.name)}
+                            : Key{caller.kind, caller.name};
   MutexLock lock(mutex_);
-  const auto found = identities_.find({caller.kind, caller.name});
+  const auto found = identities_.find(owner);
   if (found == identities_.end()) {
     return absl::UnauthenticatedError(
         absl::StrCat(caller.Text(), " is not known to this coordinator"));
@@ -202,26 +205,32 @@ absl::Status AccessRegistry::Change(AccessChange change) {
 
 absl::StatusOr<Enrolment> AccessRegistry::Issue(const IdentityRow& identity,
                                                 const std::string& request) const {
+  return Issue(UriOf(cluster_, identity.kind, identity.name),
+               identity.enrolment,
+               identity.kind == IdentityKind::kNode ? times_.node_ms : times_.user_ms,
+               request);
+}
+
+absl::StatusOr<Enrolment> AccessRegistry::Issue(const std::string& uri,
+                                                const std::string& enrolment,
+                                                int64_t time_ms,
+                                                const std::string& request) const {
   if (request.size() > kMaxRequestBytes) {
     return absl::InvalidArgumentError("the certificate request: expected at most 8 KiB");
   }
   const int64_t now_ms = clock_->WallMs();
-  const int64_t time_ms = identity.kind == IdentityKind::kNode ? times_.node_ms : times_.user_ms;
   const AuthorityFiles files = this->files();
-  Enrolment enrolment{.certificate = {},
-                      .authority = files.trusted,
-                      .uri = UriOf(cluster_, identity.kind, identity.name)};
-  ASSIGN_OR_RETURN(
-      enrolment.certificate,
-      IssueCertificate(files.authority,
-                       request,
-                       {.uri = enrolment.uri,
-                        .serial = Unhex(identity.enrolment) + RandomBytes(kEnrolmentBytes),
-                        .use = CertificateUse::kClient,
-                        // Owners renew at two thirds of the time between the two.
-                        .not_before_ms = now_ms - std::min(kBackdateMs, time_ms / 10),
-                        .not_after_ms = now_ms + time_ms}));
-  return enrolment;
+  Enrolment issued{.certificate = {}, .authority = files.trusted, .uri = uri};
+  ASSIGN_OR_RETURN(issued.certificate,
+                   IssueCertificate(files.authority,
+                                    request,
+                                    {.uri = uri,
+                                     .serial = Unhex(enrolment) + RandomBytes(kEnrolmentBytes),
+                                     .use = CertificateUse::kClient,
+                                     // Owners renew at two thirds of the time between the two.
+                                     .not_before_ms = now_ms - std::min(kBackdateMs, time_ms / 10),
+                                     .not_after_ms = now_ms + time_ms}));
+  return issued;
 }
 
 absl::StatusOr<std::string> AccessRegistry::MakeToken(const TokenOrder& order, const Asker& asker) {
@@ -357,25 +366,47 @@ absl::StatusOr<Enrolment> AccessRegistry::EnrolHere(const IdentityRow& identity,
   return enrolment;
 }
 
+absl::StatusOr<IdentityRow> AccessRegistry::RowOf(const Identity& caller) const {
+  MutexLock lock(mutex_);
+  const auto found = identities_.find({caller.kind, caller.name});
+  if (found == identities_.end() || found->second.revoked_ms != 0 ||
+      !absl::StartsWith(caller.serial, found->second.enrolment)) {
+    return absl::UnauthenticatedError(absl::StrCat(caller.Text(), " was revoked"));
+  }
+  return found->second;
+}
+
 absl::StatusOr<Enrolment> AccessRegistry::Renew(const Identity& caller,
                                                 const std::string& request,
                                                 const Asker& asker) {
   MutexLock changing(changing_);
-  IdentityRow identity;
-  {
-    MutexLock lock(mutex_);
-    const auto found = identities_.find({caller.kind, caller.name});
-    if (found == identities_.end() || found->second.revoked_ms != 0 ||
-        !absl::StartsWith(caller.serial, found->second.enrolment)) {
-      return absl::UnauthenticatedError(absl::StrCat(caller.Text(), " was revoked"));
-    }
-    identity = found->second;
-  }
+  ASSIGN_OR_RETURN(const IdentityRow identity, RowOf(caller));
   ASSIGN_OR_RETURN(Enrolment enrolment, Issue(identity, request));
   AccessChange change;
   change.audit.push_back(Row(asker, "Access.Renew", caller.Text()));
   RETURN_IF_ERROR(Change(std::move(change)));
   return enrolment;
+}
+
+absl::StatusOr<Enrolment> AccessRegistry::CertifyTrainer(const Identity& caller,
+                                                         const std::string& job_uid,
+                                                         const std::string& request,
+                                                         const Asker& asker) {
+  if (caller.kind != IdentityKind::kNode) {
+    return absl::PermissionDeniedError("only a node has trainers");
+  }
+  RETURN_IF_ERROR(CheckIdentityName("job_uid", job_uid));
+  ASSIGN_OR_RETURN(const IdentityRow node, RowOf(caller));
+  const std::string name = TrainerName(node.name, job_uid);
+  ASSIGN_OR_RETURN(Enrolment issued,
+                   Issue(UriOf(cluster_, IdentityKind::kTrainer, name),
+                         node.enrolment,
+                         times_.trainer_ms(),
+                         request));
+  // Nothing of it is kept, so its row waits for no disk.
+  audit_->Record(
+      Row(asker, "Access.CertifyTrainer", absl::StrCat(NameOf(IdentityKind::kTrainer), "/", name)));
+  return issued;
 }
 
 absl::Status AccessRegistry::Revoke(IdentityKind kind,

@@ -27,6 +27,7 @@ namespace ravel::coordinator {
 struct CertificateTimes {
   int64_t node_ms = int64_t{24} * 3600 * 1000;
   int64_t user_ms = int64_t{90} * 24 * 3600 * 1000;
+  int64_t trainer_ms() const { return node_ms / 4; }
 };
 
 // The caller of a change, for the audit log.
@@ -87,6 +88,12 @@ class AccessRegistry {
   absl::StatusOr<Enrolment> Renew(const Identity& caller,
                                   const std::string& request,
                                   const Asker& asker);
+  // A certificate for a trainer of that job on the calling node, for a ravel-store (identity.h). It
+  // is worth less than the node's own, so that the job need not be one that runs there.
+  absl::StatusOr<Enrolment> CertifyTrainer(const Identity& caller,
+                                           const std::string& job_uid,
+                                           const std::string& request,
+                                           const Asker& asker);
   // Ends an identity and the tokens that name it; `on_revoked` ends its calls.
   absl::Status Revoke(IdentityKind kind, const std::string& name, const Asker& asker);
   // For `init`: an identity without a token, on the coordinator's own host.
@@ -112,6 +119,12 @@ class AccessRegistry {
   AccessRegistry(AuthorityFiles files, const Clock* clock, CertificateTimes times)
       : cluster_(files.cluster), clock_(clock), times_(times), files_(std::move(files)) {}
   absl::StatusOr<Enrolment> Issue(const IdentityRow& identity, const std::string& request) const;
+  absl::StatusOr<Enrolment> Issue(const std::string& uri,
+                                  const std::string& enrolment,
+                                  int64_t time_ms,
+                                  const std::string& request) const;
+  // The row of a caller whose certificate is of the enrolment in force.
+  absl::StatusOr<IdentityRow> RowOf(const Identity& caller) const;
   // What the token admits, and the row of it after that.
   absl::StatusOr<IdentityRow> Admit(const TokenRow& token, const std::string& node_name) const;
   AuditRow Row(const Asker& asker, const std::string& verb, const std::string& object) const;

@@ -62,6 +62,7 @@ constexpr MethodRule kRules[] = {
     {"/ravel.v1.Access/ListAudit", kAdmin, false},
     {"/ravel.v1.Access/GetTrust", kStoresAndAdmins, false},
     {"/ravel.v1.Access/Renew", kAnybody, true},
+    {"/ravel.v1.Access/CertifyTrainer", kNodesOnly, true},
     {"/ravel.v1.Access/WhoAmI", kAnybody, false},
     {"/ravel.v1.Fleet/Connect", kNodesOnly, false},
     {"/ravel.v1.Fleet/FetchPlan", kNodesOnly, false},
@@ -82,6 +83,8 @@ bool Allows(const MethodRule& rule, const Identity& caller) {
       return rule.least_role == kAnybody || rule.least_role == kNodesOnly;
     case IdentityKind::kStore:
       return rule.least_role == kStoresAndAdmins;
+    case IdentityKind::kTrainer:
+      return false;  // it speaks to stores alone
     case IdentityKind::kUser:
       break;
   }
@@ -90,6 +93,12 @@ bool Allows(const MethodRule& rule, const Identity& caller) {
   }
   return rule.least_role == kAnybody ||
          (rule.least_role >= 0 && static_cast<int>(caller.role) >= rule.least_role);
+}
+
+bool IsTrainerName(std::string_view name) {
+  const size_t slash = name.find('/');
+  return slash != std::string_view::npos && CheckIdentityName("node", name.substr(0, slash)).ok() &&
+         CheckIdentityName("job", name.substr(slash + 1)).ok();
 }
 
 std::string NeededFor(const MethodRule* rule) {
@@ -118,6 +127,8 @@ const char* NameOf(IdentityKind kind) {
       return "user";
     case IdentityKind::kStore:
       return "store";
+    case IdentityKind::kTrainer:
+      return "trainer";
   }
   return "unknown";
 }
@@ -165,6 +176,14 @@ std::string UriOf(std::string_view cluster, IdentityKind kind, std::string_view 
       kScheme, std::string(cluster), kDomain, "/", NameOf(kind), "/", std::string(name));
 }
 
+std::string TrainerName(std::string_view node, std::string_view job_uid) {
+  return absl::StrCat(std::string(node), "/", std::string(job_uid));
+}
+
+std::string NodeOfTrainer(std::string_view trainer_name) {
+  return std::string(trainer_name.substr(0, trainer_name.find('/')));
+}
+
 std::string CoordinatorUri(std::string_view cluster) {
   return absl::StrCat(kScheme, std::string(cluster), kDomain, "/coordinator");
 }
@@ -182,12 +201,14 @@ bool ParseUri(std::string_view cluster,
     name->clear();
     return true;
   }
-  for (const IdentityKind each : {IdentityKind::kNode, IdentityKind::kUser}) {
+  for (const IdentityKind each :
+       {IdentityKind::kNode, IdentityKind::kUser, IdentityKind::kTrainer}) {
     const std::string beginning = UriOf(cluster, each, "");
     if (uri.starts_with(beginning)) {
       *kind = each;
       *name = std::string(uri.substr(beginning.size()));
-      return CheckIdentityName("name", *name).ok();
+      return each == IdentityKind::kTrainer ? IsTrainerName(*name)
+                                            : CheckIdentityName("name", *name).ok();
     }
   }
   return false;

@@ -13,17 +13,17 @@ namespace ravel::coordinator {
 // A caller whose certificate was accepted. Value semantics.
 struct Identity {
   IdentityKind kind = IdentityKind::kUser;
-  std::string name = {};  // empty for a store
+  std::string name = {};  // empty for a store; of a trainer: TrainerName
   Role role = Role::kViewer;
   std::string namespace_name = {};  // of role kUser
   std::string serial = {};
   int64_t not_after_ms = 0;
 
-  // "user/alice", "node/n1", "store"
+  // "user/alice", "node/n1", "store", "trainer/n1/JOB_UID"
   std::string Text() const;
 };
 
-const char* NameOf(IdentityKind kind);  // "node", "user", "store"
+const char* NameOf(IdentityKind kind);  // "node", "user", "store", "trainer"
 const char* NameOf(Role role);          // "viewer", "user", "operator", "admin"; "node"
 // InvalidArgument names the roles of users.
 absl::StatusOr<Role> ParseRole(std::string_view text);
@@ -34,6 +34,9 @@ absl::Status CheckIdentityName(std::string_view field, std::string_view name);
 
 // spiffe://CLUSTER.ravel/node/NAME, spiffe://CLUSTER.ravel/user/NAME.
 std::string UriOf(std::string_view cluster, IdentityKind kind, std::string_view name);
+// The trainers of one job on one node: "NODE/JOB_UID", as the name in UriOf, too.
+std::string TrainerName(std::string_view node, std::string_view job_uid);
+std::string NodeOfTrainer(std::string_view trainer_name);
 std::string CoordinatorUri(std::string_view cluster);
 std::string StoreUri(std::string_view cluster);  // of every store
 // False for a URI of another cluster or another form.

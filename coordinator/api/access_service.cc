@@ -141,6 +141,27 @@ grpc::ServerUnaryReactor* AccessService::Renew(Context* context,
   return Finished(context, enrolment.status());
 }
 
+grpc::ServerUnaryReactor* AccessService::CertifyTrainer(Context* context,
+                                                        const v1::CertifyTrainerRequest* request,
+                                                        v1::EnrolResponse* response) {
+  if (registry_ == nullptr) {
+    return Finished(context, NoRegistry());
+  }
+  const absl::StatusOr<Identity> caller = CallerOf(*registry_, *context);
+  if (!caller.ok()) {
+    return Finished(context, caller.status());
+  }
+  const absl::StatusOr<Enrolment> enrolment =
+      registry_->CertifyTrainer(*caller,
+                                request->job_uid(),
+                                request->certificate_request(),
+                                {.who = caller->Text(), .peer = context->peer()});
+  if (enrolment.ok()) {
+    Fill(*enrolment, response);
+  }
+  return Finished(context, enrolment.status());
+}
+
 grpc::ServerUnaryReactor* AccessService::WhoAmI(Context* context,
                                                 const v1::WhoAmIRequest* /*request*/,
                                                 v1::WhoAmIResponse* response) {

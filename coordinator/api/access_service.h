@@ -23,6 +23,9 @@ class AccessService : public v1::Access::CallbackService {
   Unary* Renew(Context* context,
                const v1::RenewRequest* request,
                v1::EnrolResponse* response) override;
+  Unary* CertifyTrainer(Context* context,
+                        const v1::CertifyTrainerRequest* request,
+                        v1::EnrolResponse* response) override;
   Unary* WhoAmI(Context* context,
                 const v1::WhoAmIRequest* request,
                 v1::WhoAmIResponse* response) override;

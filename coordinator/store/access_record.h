@@ -10,8 +10,8 @@
 
 namespace ravel::coordinator {
 
-// Stores have a certificate alone: no row is theirs.
-enum class IdentityKind { kNode = 1, kUser = 2, kStore = 3 };
+// Stores and trainers have a certificate alone: no row is theirs.
+enum class IdentityKind { kNode = 1, kUser = 2, kStore = 3, kTrainer = 4 };
 
 // Each role may do what those before it may.
 enum class Role { kNode = 0, kViewer = 1, kUser = 2, kOperator = 3, kAdmin = 4 };

@@ -66,8 +66,8 @@ absl::Status CheckEpoch(const SavePath& save, const FenceBook& fences) {
                                                           min_epoch));
 }
 
-absl::Status CheckToken(const Caller& caller, const SavePath& save) {
-  if (caller.kind != CallerKind::kNode || !caller.needs_token) {
+absl::Status CheckJob(const Caller& caller, const SavePath& save) {
+  if (caller.kind != CallerKind::kNode) {
     return absl::OkStatus();
   }
   const auto refuse = [&](const std::string& why) {
@@ -79,11 +79,17 @@ absl::Status CheckToken(const Caller& caller, const SavePath& save) {
                                                     ": ",
                                                     why));
   };
+  if (caller.job_tag && caller.job_tag != save.key.job_tag) {
+    return refuse("its certificate is of another job");
+  }
+  if (!caller.needs_token) {
+    return absl::OkStatus();
+  }
   if (!caller.token.ok()) {
     return refuse(std::string(caller.token.status().message()));
   }
   const JobToken& token = *caller.token;
-  if (caller.text != absl::StrCat("node/", token.node)) {
+  if (caller.node != token.node) {
     return refuse(absl::StrCat("its token is of node/", token.node));
   }
   if (token.folder != JobFolderHash(save.job_folder) || token.job_tag != save.key.job_tag) {
@@ -136,21 +142,28 @@ absl::StatusOr<Caller> CallerOf(std::string_view cluster, std::string_view uri) 
       absl::StrCat(std::string(kScheme), std::string(cluster), std::string(kDomain));
   if (uri.starts_with(beginning)) {
     const std::string name(uri.substr(beginning.size()));
-    const size_t slash = name.find('/');
-    const bool one = slash != std::string::npos && slash + 1 < name.size() &&
-                     name.find('/', slash + 1) == std::string::npos;
+    const std::vector<std::string> parts = absl::StrSplit(name, '/');
+    const bool whole = std::none_of(
+        parts.begin(), parts.end(), [](const std::string& part) { return part.empty(); });
     if (name == "coordinator") {
       return Caller{CallerKind::kCoordinator, name};
     }
-    if (one && name.starts_with("node/")) {
-      return Caller{CallerKind::kNode, name};
+    if (whole && parts.size() == 2 && parts[0] == "node") {
+      return Caller{.kind = CallerKind::kNode, .text = name, .node = parts[1]};
     }
-    if (one && name.starts_with("user/")) {
+    if (whole && parts.size() == 2 && parts[0] == "user") {
       return Caller{CallerKind::kUser, name};
+    }
+    if (whole && parts.size() == 3 && parts[0] == "trainer") {
+      return Caller{.kind = CallerKind::kNode,
+                    .text = name,
+                    .node = parts[1],
+                    .job_tag = ckpt::JobTag(parts[2])};
     }
   }
   return absl::UnauthenticatedError(
-      "this store needs a certificate of its cluster that names a node, a user or the coordinator");
+      "this store needs a certificate of its cluster that names a node, a trainer, a user or the "
+      "coordinator");
 }
 
 absl::Status CheckAct(const Caller& caller,
@@ -171,7 +184,7 @@ absl::Status CheckAct(const Caller& caller,
     return Denied(caller, path);
   }
   if (save) {
-    RETURN_IF_ERROR(CheckToken(caller, *save));
+    RETURN_IF_ERROR(CheckJob(caller, *save));
   }
   // On loopback without identities anyone may do all, but what only trainers write is fenced.
   const bool data = save && act != Act::kWithdraw && NodeMay(act, *save);
@@ -194,7 +207,7 @@ absl::Status CheckPublish(const Caller& caller, std::string_view from, std::stri
       source->job_folder != target->job_folder) {
     return Denied(caller, to);
   }
-  RETURN_IF_ERROR(CheckToken(caller, *source));
+  RETURN_IF_ERROR(CheckJob(caller, *source));
   ckpt::AttemptKey aside = source->key;
   aside.attempt += ckpt::kRemovedAttempt;
   return aside == target->key ? absl::OkStatus() : Denied(caller, to);

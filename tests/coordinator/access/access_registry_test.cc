@@ -5,6 +5,7 @@
 #include <optional>
 
 #include <absl/strings/match.h>
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/stat.h>
 
@@ -323,6 +324,48 @@ TEST_F(AccessRegistryTest, ARenewedCertificateOutlivesTheOldOne) {
   clock_.AdvanceMs(9 * kHourMs);
   EXPECT_EQ(Identify(*first).status().code(), absl::StatusCode::kUnauthenticated);
   EXPECT_TRUE(Identify(*second).ok());
+}
+
+TEST_F(AccessRegistryTest, ATrainersCertificateIsBriefAndStandsAndFallsWithItsNode) {
+  const std::string nodes = Token({.uses = 2});
+  const absl::StatusOr<Enrolment> node = Enrol(nodes, "n1");
+  ASSERT_TRUE(node.ok()) << node.status();
+  const absl::StatusOr<Identity> caller = Identify(*node);
+  ASSERT_TRUE(caller.ok()) << caller.status();
+  const std::string request = *MakeCertificateRequest(MakePrivateKey());
+  const Asker asker{.who = "node/n1", .peer = ""};
+  const auto certify = [&](const std::string& job) {
+    return registry_->CertifyTrainer(*caller, job, request, asker);
+  };
+  const absl::StatusOr<Enrolment> trainer = certify("4f-9");
+  ASSERT_TRUE(trainer.ok()) << trainer.status();
+  EXPECT_THAT(trainer->uri, ::testing::EndsWith(".ravel/trainer/n1/4f-9"));
+  EXPECT_EQ(trainer->authority, registry_->files().trusted);
+  const absl::StatusOr<Identity> identity = Identify(*trainer);
+  ASSERT_TRUE(identity.ok()) << identity.status();
+  EXPECT_EQ(identity->Text(), "trainer/n1/4f-9");
+  EXPECT_EQ(identity->not_after_ms / 1000, (clock_.WallMs() + 6 * kHourMs) / 1000);
+  EXPECT_FALSE(CheckMethod(*identity, "/ravel.v1.Fleet/Connect").ok());
+  for (const char* bad : {"", "a/b", "../a"}) {
+    EXPECT_EQ(certify(bad).status().code(), absl::StatusCode::kInvalidArgument) << bad;
+  }
+  EXPECT_EQ(registry_->CertifyTrainer(*identity, "4f-9", request, asker).status().code(),
+            absl::StatusCode::kPermissionDenied);
+  const absl::StatusOr<std::vector<AuditRow>> rows = registry_->Audit(0, 1000);
+  EXPECT_TRUE(std::any_of(rows->begin(), rows->end(), [](const AuditRow& row) {
+    return row.who == "node/n1" && row.verb == "Access.CertifyTrainer" &&
+           row.object == "trainer/n1/4f-9" && row.result == "OK";
+  }));
+  // Its node's end is its own: stores tell enrolments by the beginning of the serial.
+  ASSERT_TRUE(registry_->Revoke(IdentityKind::kNode, "n1", kAdmin).ok());
+  EXPECT_THAT(std::string(Identify(*trainer).status().message()), ::testing::HasSubstr("revoked"));
+  EXPECT_EQ(certify("4f-9").status().code(), absl::StatusCode::kUnauthenticated);
+  const std::shared_ptr<const Trust> trust = registry_->trust();
+  ASSERT_EQ(trust->ended.size(), 1u);
+  EXPECT_TRUE(
+      absl::StartsWith(ReadCertificate(trainer->certificate)->serial, trust->ended[0].enrolment));
+  ASSERT_TRUE(Enrol(nodes, "n1").ok());
+  EXPECT_FALSE(Identify(*trainer).ok()) << "of an enrolment that was replaced";
 }
 
 TEST_F(AccessRegistryTest, OrdersOutOfBoundsAreRefused) {

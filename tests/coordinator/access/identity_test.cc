@@ -91,6 +91,18 @@ TEST(IdentityTest, AStoreAsksForWhomToTrustAndForNothingElse) {
   EXPECT_FALSE(CheckNamespace(store, "default").ok());
 }
 
+TEST(IdentityTest, ATrainerCallsNoMethodOfACoordinator) {
+  const Identity trainer = {.kind = IdentityKind::kTrainer, .name = TrainerName("n1", "4f-9")};
+  EXPECT_EQ(trainer.Text(), "trainer/n1/4f-9");
+  EXPECT_EQ(NodeOfTrainer(trainer.name), "n1");
+  for (const std::string& method : AllMethods()) {
+    EXPECT_TRUE(absl::IsPermissionDenied(CheckMethod(trainer, method))) << method;
+  }
+  EXPECT_TRUE(absl::IsPermissionDenied(CheckMethod(trainer, "/grpc.health.v1.Health/Watch")));
+  EXPECT_FALSE(CheckNamespace(trainer, "default").ok());
+  EXPECT_FALSE(CheckMethod(User(Role::kAdmin), "/ravel.v1.Access/CertifyTrainer").ok());
+}
+
 TEST(IdentityTest, ANamespaceIsTheUsersOwn) {
   EXPECT_TRUE(CheckNamespace(User(Role::kUser, "default"), "").ok());
   EXPECT_TRUE(CheckNamespace(User(Role::kUser, "team"), "team").ok());
@@ -110,6 +122,10 @@ TEST(IdentityTest, UrisAreReadBackAndNothingElseIs) {
   ASSERT_TRUE(ParseUri("c1", StoreUri("c1"), &kind, &name));
   EXPECT_EQ(kind, IdentityKind::kStore);
   EXPECT_EQ(name, "");
+  ASSERT_TRUE(
+      ParseUri("c1", UriOf("c1", IdentityKind::kTrainer, TrainerName("n1", "4f-9")), &kind, &name));
+  EXPECT_EQ(kind, IdentityKind::kTrainer);
+  EXPECT_EQ(name, "n1/4f-9");
   for (const char* bad : {"",
                           "spiffe://c1.ravel/node/",
                           "spiffe://c2.ravel/node/n1",
@@ -118,6 +134,11 @@ TEST(IdentityTest, UrisAreReadBackAndNothingElseIs) {
                           "spiffe://c2.ravel/store",
                           "spiffe://c1.ravel/node/../user/admin",
                           "spiffe://c1.ravel/node/a/b",
+                          "spiffe://c1.ravel/trainer/n1",
+                          "spiffe://c1.ravel/trainer/n1/",
+                          "spiffe://c1.ravel/trainer//4f",
+                          "spiffe://c1.ravel/trainer/n1/4f/9",
+                          "spiffe://c1.ravel/trainer/../4f",
                           "spiffe://c1.ravel/user/a b",
                           "https://c1.ravel/user/admin"}) {
     EXPECT_FALSE(ParseUri("c1", bad, &kind, &name)) << bad;

@@ -205,6 +205,39 @@ TEST_F(AccessGateTest, AnOpenConnectionDoesNotOutliveItsIdentity) {
   EXPECT_EQ(Refusals("user/vera", "UNAUTHENTICATED"), 1u);
 }
 
+TEST_F(AccessGateTest, ATrainersCertificateOpensNothingHere) {
+  const std::string token = *registry_->MakeToken({}, admin_);
+  const absl::StatusOr<Enrolment> node =
+      registry_->Enrol(ParseJoinToken(token)->secret, "n1", *MakeCertificateRequest(key_), "here");
+  ASSERT_TRUE(node.ok()) << node.status();
+  const std::shared_ptr<grpc::Channel> of_node = Tls(node->certificate, key_);
+  const std::string key = MakePrivateKey();
+  v1::CertifyTrainerRequest request;
+  request.set_certificate_request(*MakeCertificateRequest(key));
+  request.set_job_uid("4f-9");
+  v1::EnrolResponse made;
+  grpc::ClientContext context;
+  context.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(20));
+  const grpc::Status certified =
+      v1::Access::NewStub(of_node)->CertifyTrainer(&context, request, &made);
+  ASSERT_TRUE(certified.ok()) << certified.error_message();
+  const std::shared_ptr<grpc::Channel> channel = Tls(made.certificate(), key);
+  for (const std::string& method : AllMethods()) {
+    if (IsOpenMethod(method)) {
+      continue;
+    }
+    const grpc::Status status = Call(channel, method);
+    EXPECT_EQ(status.error_code(), grpc::StatusCode::PERMISSION_DENIED) << method;
+    EXPECT_THAT(status.error_message(), HasSubstr("trainer/n1/4f-9 is a trainer")) << method;
+  }
+  EXPECT_GT(Refusals("trainer/n1/4f-9", "PERMISSION_DENIED"), 20u);
+  ASSERT_TRUE(registry_->Revoke(IdentityKind::kNode, "n1", admin_).ok());
+  EXPECT_EQ(Call(channel, "/ravel.v1.Fleet/Connect").error_code(),
+            grpc::StatusCode::UNAUTHENTICATED);
+  EXPECT_EQ(Call(of_node, "/ravel.v1.Access/CertifyTrainer").error_code(),
+            grpc::StatusCode::UNAUTHENTICATED);
+}
+
 TEST_F(AccessGateTest, AStoreIsToldWhomToRefuseAndOnlyWhatIsNew) {
   const std::string out = scratch_.path() + "/store";
   ASSERT_EQ(

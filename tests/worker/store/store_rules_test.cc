@@ -47,6 +47,10 @@ TEST_F(StoreRulesTest, CertificatesNameCallersOfTheirClusterOnly) {
                           "spiffe://c2.ravel/node/n1",
                           "spiffe://c1.ravel/node/",
                           "spiffe://c1.ravel/node/n1/more",
+                          "spiffe://c1.ravel/trainer/n1",
+                          "spiffe://c1.ravel/trainer/n1/",
+                          "spiffe://c1.ravel/trainer//4f",
+                          "spiffe://c1.ravel/trainer/n1/4f/9",
                           "spiffe://c1.ravel/store",
                           "spiffe://c1.ravel/coordinator/x",
                           "https://c1.ravel/node/n1"}) {
@@ -102,7 +106,7 @@ TEST_F(StoreRulesTest, NodesPublishNothingButSetAttemptsAside) {
 
 TEST_F(StoreRulesTest, ATokenIsGoodForTheSavesOfItsJobAndNode) {
   const JobToken token{.folder = JobFolderHash(kJob), .job_tag = kTag, .epoch = 7, .node = "n1"};
-  Caller node{.kind = CallerKind::kNode, .text = "node/n1", .needs_token = true};
+  Caller node{.kind = CallerKind::kNode, .text = "node/n1", .node = "n1", .needs_token = true};
   const auto refusal = [&](const std::string& path) {
     const absl::Status status = CheckAct(node, Act::kWrite, path, *book_);
     EXPECT_TRUE(status.ok() || absl::IsPermissionDenied(status)) << status;
@@ -127,10 +131,47 @@ TEST_F(StoreRulesTest, ATokenIsGoodForTheSavesOfItsJobAndNode) {
     EXPECT_THAT(refusal(other), HasSubstr("of another job")) << other;
   }
   EXPECT_THAT(refusal(In(kSave, "COMMIT")), HasSubstr("may not change")) << "a token adds nothing";
-  node.text = "node/n2";
+  node.node = "n2";
   EXPECT_THAT(refusal(file), HasSubstr("of node/n1"));
   node = {.kind = CallerKind::kCoordinator, .text = "coordinator", .needs_token = true};
   EXPECT_EQ(refusal(file), "") << "nodes alone show tokens";
+}
+
+TEST_F(StoreRulesTest, ATrainersCertificateIsGoodForSavesOfItsJobAlone) {
+  const absl::StatusOr<Caller> found =
+      CallerOf("c1", "spiffe://c1.ravel/trainer/n1/3f2a9c01-0000-4000-8000-000000000000");
+  ASSERT_TRUE(found.ok()) << found.status();
+  Caller trainer = *found;
+  EXPECT_EQ(trainer.kind, CallerKind::kNode) << "at most what its node may";
+  EXPECT_EQ(trainer.node, "n1");
+  EXPECT_EQ(trainer.job_tag, kTag);
+  const auto refusal = [&](const std::string& path) {
+    const absl::Status status = CheckAct(trainer, Act::kWrite, path, *book_);
+    EXPECT_TRUE(status.ok() || absl::IsPermissionDenied(status)) << status;
+    return std::string(status.message());
+  };
+  const std::string file = In(kSave, "model/shard");
+  const std::string other = "team/other/step-0000000020.e7.a1.3f2a9c02.tmp/model/shard";
+  EXPECT_EQ(refusal(file), "");
+  EXPECT_THAT(refusal(other), HasSubstr("its certificate is of another job"));
+  EXPECT_THAT(refusal("team/job/step-0000000020.e7.a1.tmp/model/shard"),
+              HasSubstr("its certificate is of another job"));
+  EXPECT_THAT(refusal(In(kSave, "COMMIT")), HasSubstr("may not change"));
+  EXPECT_THAT(refusal(In(kJob, "OWNER")), HasSubstr("may not change"));
+  EXPECT_TRUE(CheckPublish(trainer, kSave, kAside).ok());
+  EXPECT_FALSE(CheckPublish(trainer, kSave, In(kJob, "step-0000000020")).ok());
+  EXPECT_FALSE(CheckFence(trainer).ok());
+  // With tokens it needs one that is of the same job and of its own node.
+  trainer.needs_token = true;
+  EXPECT_THAT(refusal(file), HasSubstr("no token of a job"));
+  trainer.token =
+      JobToken{.folder = JobFolderHash(kJob), .job_tag = kTag, .epoch = 7, .node = "n2"};
+  EXPECT_THAT(refusal(file), HasSubstr("of node/n2"));
+  trainer.token->node = "n1";
+  EXPECT_EQ(refusal(file), "");
+  trainer.token->folder = JobFolderHash("team/other");
+  trainer.token->job_tag = 0x3f2a9c02;
+  EXPECT_THAT(refusal(other), HasSubstr("its certificate is of another job"));
 }
 
 TEST_F(StoreRulesTest, UsersPinAndOperatorsMayAll) {

@@ -32,10 +32,9 @@ struct NeededVariable {
 struct JobNeeds {
   std::string namespace_name = {};
   std::vector<NeededVariable> environment = {};
-  std::string network = {};            // empty: the node's own
-  std::vector<NamedPath> stores = {};  // that ask for the node's certificate: ravel://
+  std::string network = {};  // empty: the node's own
 
-  bool empty() const { return environment.empty() && network.empty() && stores.empty(); }
+  bool empty() const { return environment.empty() && network.empty(); }
 };
 
 struct PathQuery {

@@ -192,9 +192,6 @@ void WriteLook(const Look& look, v1::Look* message) {
     added.set_name(variable.name);
     added.set_secret(variable.secret);
   }
-  for (const NamedPath& store : needs.stores) {
-    write(store, message->mutable_needs()->add_stores());
-  }
 }
 
 void WriteStart(const Launch& launch, const StartTrainer& start, v1::StartTrainer* message) {

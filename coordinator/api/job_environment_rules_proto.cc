@@ -6,7 +6,6 @@
 #include <set>
 
 #include <absl/strings/ascii.h>
-#include <absl/strings/match.h>
 #include <absl/strings/str_cat.h>
 
 #include "common/job_environment.h"
@@ -77,13 +76,6 @@ JobNeeds NeedsOf(const CanonicalJob& job) {
   JobNeeds needs{.namespace_name = job.spec.namespace_name, .network = job.spec.network};
   for (const plan::EnvironmentVariable& variable : job.spec.environment) {
     needs.environment.push_back({variable.name, variable.secret});
-  }
-  const plan::CheckpointSpec& checkpoint = job.spec.checkpoint;
-  for (const NamedPath& store : {NamedPath{"checkpoint.store", checkpoint.store},
-                                 NamedPath{"checkpoint.resumeFrom", checkpoint.resume_from}}) {
-    if (absl::StartsWith(store.path, "ravel://")) {
-      needs.stores.push_back(store);
-    }
   }
   return needs;
 }

@@ -1,6 +1,7 @@
 // Trainers as another user (--trainer-user), with the real programs. Needs root.
 
 #include <cerrno>
+#include <csignal>
 #include <cstdint>
 #include <cstdlib>
 #include <filesystem>
@@ -10,6 +11,7 @@
 #include <vector>
 
 #include <absl/strings/match.h>
+#include <absl/strings/numbers.h>
 #include <absl/strings/str_cat.h>
 #include <fcntl.h>
 #include <gmock/gmock.h>
@@ -24,6 +26,8 @@
 #include "tests/testing/eventually.h"
 #include "tests/testing/mini_cluster.h"
 #include "tests/testing/required.h"
+#include "tests/testing/secure_cluster.h"
+#include "tests/testing/store_process.h"
 
 namespace ravel::testing {
 namespace {
@@ -56,16 +60,41 @@ bool ShareByAcl(const std::string& folder, uint32_t user) {
          setxattr(folder.c_str(), "system.posix_acl_default", &list, sizeof list, 0) == 0;
 }
 
-class TrainerUserTest : public ::testing::Test {
+class UserTest : public ::testing::Test {
  protected:
-  void SetUp() override {
+  // False: this test is skipped.
+  bool FindUser() {
     const passwd* const user = getpwnam(kUser);  // NOLINT(concurrency-mt-unsafe): one thread
     if (geteuid() != 0 || user == nullptr) {
       SkipWithout("namespaces", "needs root and a user nobody");
-      return;
+      return false;
     }
     uid_ = user->pw_uid;
     gid_ = user->pw_gid;
+    return true;
+  }
+  // errno of opening that file as the trainers' user; 0: it was opened.
+  int OpenAs(const std::string& path) const {
+    const pid_t child = fork();
+    if (child == 0) {
+      const bool changed = setgroups(0, nullptr) == 0 && setgid(gid_) == 0 && setuid(uid_) == 0;
+      _exit(!changed ? 255 : open(path.c_str(), O_RDONLY) < 0 ? errno : 0);
+    }
+    int status = 0;
+    waitpid(child, &status, 0);
+    return WEXITSTATUS(status);
+  }
+
+  uint32_t uid_ = 0;
+  uint32_t gid_ = 0;
+};
+
+class TrainerUserTest : public UserTest {
+ protected:
+  void SetUp() override {
+    if (!FindUser()) {
+      return;
+    }
     absl::StatusOr<std::unique_ptr<MiniCluster>> started = MiniCluster::Start();
     ASSERT_TRUE(started.ok()) << started.status();
     cluster_ = *std::move(started);
@@ -86,17 +115,6 @@ class TrainerUserTest : public ::testing::Test {
     }
   }
   std::string At(const std::string& rest) const { return cluster_->folder() + "/" + rest; }
-  // errno of opening that file as the trainers' user; 0: it was opened.
-  int OpenAs(const std::string& path) const {
-    const pid_t child = fork();
-    if (child == 0) {
-      const bool changed = setgroups(0, nullptr) == 0 && setgid(gid_) == 0 && setuid(uid_) == 0;
-      _exit(!changed ? 255 : open(path.c_str(), O_RDONLY) < 0 ? errno : 0);
-    }
-    int status = 0;
-    waitpid(child, &status, 0);
-    return WEXITSTATUS(status);
-  }
   TinyJob Job(const std::string& name) const {
     return {.name = name,
             .tokens_path = At("data/tokens.bin"),
@@ -117,8 +135,6 @@ class TrainerUserTest : public ::testing::Test {
             At("secrets")};
   }
 
-  uint32_t uid_ = 0;
-  uint32_t gid_ = 0;
   std::unique_ptr<MiniCluster> cluster_;
 };
 
@@ -229,6 +245,125 @@ TEST_F(TrainerUserTest, AUserThatIsNoneOrRootOrOutOfReachIsRefusedAtStart) {
   EXPECT_THAT(
       start({"/usr/bin/setpriv", "--reuid", "1", "--regid", "1", "--clear-groups"}, kUser, {}),
       HasSubstr("which this one lacks: CAP_SETUID, CAP_SETGID, CAP_KILL, CAP_CHOWN, CAP_FSETID"));
+}
+
+// With certificates: the trainers of a node, whose key they cannot read, save to a ravel-store.
+class TrainerCertificateTest : public UserTest {
+ protected:
+  void SetUp() override {
+    if (!FindUser()) {
+      return;
+    }
+    // Certificates of trainers then last 8 s.
+    absl::StatusOr<std::unique_ptr<SecureCluster>> started =
+        SecureCluster::Start({.certificate_time = "32s"});
+    ASSERT_TRUE(started.ok()) << started.status();
+    cluster_ = *std::move(started);
+    ASSERT_EQ(chmod(cluster_->folder().c_str(), 0711), 0);
+    fs::create_directories(cluster_->folder() + "/data");
+    ASSERT_EQ(chmod((cluster_->folder() + "/data").c_str(), 0755), 0);
+    WriteTokens(Tokens(), 5000, TinyJob().vocabulary);
+    ASSERT_EQ(chmod(Tokens().c_str(), 0644), 0);
+    store_ = std::make_unique<StoreProcess>(StorePlace{
+        .folder = cluster_->folder() + "/server",
+        .flags = {"--identity", cluster_->CertifyStore(), "--coordinator", cluster_->address()}});
+    ASSERT_EQ(store_->Start(), absl::OkStatus());
+    ASSERT_EQ(cluster_->Join("n1", cluster_->Token({"node"})).exit_code, 0);
+    ASSERT_EQ(StartWorker(), absl::OkStatus());
+    ASSERT_TRUE(cluster_->WaitForReady(1)) << cluster_->Report();
+  }
+  void TearDown() override {
+    if (HasFailure() && cluster_ != nullptr) {
+      ADD_FAILURE() << cluster_->Report() << cluster_->Ctl({"events", "one"}).out
+                    << cluster_->Ctl({"logs", "one"}).out << store_->Log();
+    }
+  }
+  std::string Tokens() const { return cluster_->folder() + "/data/tokens.bin"; }
+  absl::Status StartWorker() {
+    return cluster_->StartWorker("n1", {}, {"--trainer-user", kUser, "--cpu-devices", "2"});
+  }
+  int64_t Committed() const {
+    const absl::StatusOr<json::Value> view =
+        json::Parse(cluster_->Ctl({"get", "one", "-o", "json"}).out);
+    const json::Value* const newest = view.ok() ? view->Find("committedStep") : nullptr;
+    int64_t step = 0;
+    if (newest != nullptr && newest->is_string()) {
+      EXPECT_TRUE(absl::SimpleAtoi(newest->AsString(), &step));
+    } else if (newest != nullptr) {
+      step = newest->AsInt();
+    }
+    return step;
+  }
+  bool CommitsMore() const {
+    const int64_t before = Committed();
+    return Eventually(seconds(60), [&] { return Committed() > before; });
+  }
+  std::vector<pid_t> Trainers() const { return ChildrenOf(cluster_->Worker("n1").pid()); }
+  // Files of the node with a private key in them.
+  std::vector<std::string> Keys() const {
+    std::vector<std::string> found;
+    for (const fs::directory_entry& entry : EntriesUnder(cluster_->WorkDir("n1"))) {
+      if (entry.is_regular_file() && absl::StrContains(ReadText(entry.path()), "PRIVATE KEY")) {
+        found.push_back(entry.path().lexically_relative(cluster_->WorkDir("n1")));
+      }
+    }
+    return found;
+  }
+  int Renewals() const {
+    const std::string log = cluster_->Log("n1");
+    const std::string text = "the trainers' certificate was renewed";
+    int found = 0;
+    for (size_t at = log.find(text); at != std::string::npos; at = log.find(text, at + 1)) {
+      ++found;
+    }
+    return found;
+  }
+
+  std::unique_ptr<SecureCluster> cluster_;
+  std::unique_ptr<StoreProcess> store_;
+};
+
+TEST_F(TrainerCertificateTest, AJobSavesToAStoreByACertificateOfItsOwnAndGoesOnAfterKills) {
+  const TinyJob job = {.name = "one",
+                       .tokens_path = Tokens(),
+                       .store = store_->Url("team"),
+                       .workers = 2,
+                       .steps = 10'000'000,
+                       .keep_last = 3};
+  WriteText(cluster_->folder() + "/job.yaml", ToYaml(job));
+  const RunResult submitted = cluster_->Ctl({"submit", "-f", cluster_->folder() + "/job.yaml"});
+  ASSERT_EQ(submitted.exit_code, 0) << submitted.err;
+  ASSERT_TRUE(CommitsMore());
+  const std::vector<pid_t> trainers = Trainers();
+  ASSERT_EQ(trainers.size(), 2u);
+  for (const pid_t trainer : trainers) {
+    EXPECT_THAT(ReadText(absl::StrCat("/proc/", trainer, "/status")),
+                HasSubstr(absl::StrCat("Uid:\t", uid_, "\t")));
+    EXPECT_THAT(ReadText(absl::StrCat("/proc/", trainer, "/environ")),
+                ::testing::Not(HasSubstr("PRIVATE KEY")));
+  }
+  const std::string key = "identity/key.pem";
+  EXPECT_EQ(OpenAs(cluster_->WorkDir("n1") + "/" + key), EACCES);
+  EXPECT_THAT(Keys(), ::testing::ElementsAre(key)) << "those of trainers are in no file";
+  // The first certificate has ended when the second renewal is there.
+  ASSERT_TRUE(Eventually(seconds(60), [&] { return Renewals() >= 2; }));
+  EXPECT_TRUE(CommitsMore());
+  EXPECT_EQ(Trainers(), trainers) << "nothing was started again for it";
+
+  kill(trainers[0], SIGKILL);
+  ASSERT_TRUE(Eventually(seconds(60), [&] {
+    const std::vector<pid_t> now = Trainers();
+    return now.size() == 2 && now[0] != trainers[0] && now[0] != trainers[1];
+  }));
+  EXPECT_TRUE(CommitsMore()) << "from what it has restored";
+  cluster_->Worker("n1").Kill();
+  EXPECT_THAT(Keys(), ::testing::ElementsAre(key));
+  ASSERT_EQ(StartWorker(), absl::OkStatus());
+  EXPECT_TRUE(CommitsMore());
+  EXPECT_THAT(Keys(), ::testing::ElementsAre(key));
+  ASSERT_EQ(cluster_->Ctl({"cancel", "one", "--wait"}).exit_code, 0);
+  EXPECT_GE(cluster_->Audited("node/n1", "Access.CertifyTrainer", "OK"), 5)
+      << "three launches, two renewals";
 }
 
 }  // namespace

@@ -374,6 +374,19 @@ RunResult SecureCluster::Join(const std::string& node,
   return Run(arguments);
 }
 
+std::string SecureCluster::CertifyStore() const {
+  const std::string identity = folder() + "/store-identity";
+  const RunResult certified = Run({BinaryPath("ravel-coordinator"),
+                                   "certify-store",
+                                   "--state-dir",
+                                   folder() + "/state",
+                                   "--name",
+                                   "127.0.0.1",
+                                   "--out",
+                                   identity});
+  return certified.exit_code == 0 ? identity : "";
+}
+
 absl::Status SecureCluster::StartWorker(const std::string& node,
                                         const std::vector<std::string>& host,
                                         const std::vector<std::string>& more,

@@ -103,6 +103,8 @@ class SecureCluster {
   RunResult Join(const std::string& node,
                  const std::string& token,
                  const std::vector<std::string>& host = {}) const;
+  // A folder with a new identity of a store on 127.0.0.1; empty when it is refused.
+  std::string CertifyStore() const;
   absl::Status StartWorker(const std::string& node,
                            const std::vector<std::string>& host = {},
                            const std::vector<std::string>& more = {},

@@ -80,6 +80,9 @@ Daemon::Daemon(DaemonOptions options)
     renewal_ = std::make_unique<CertificateRenewal>(
         loop_->context, options_.work_dir, *options_.identity, fleet_.get());
   }
+  if (options_.identity && options_.trainer_user) {
+    certificates_ = std::make_unique<TrainerCertificates>(loop_->context, CertificateCallbacks());
+  }
   supervisor_ =
       std::make_unique<Supervisor>(loop_->context,
                                    SupervisorOptions{.trainer_program = options_.trainer_program,
@@ -116,6 +119,7 @@ Daemon::~Daemon() {
   preflight_.reset();
   supervisor_.reset();
   notice_.reset();
+  certificates_.reset();
   renewal_.reset();
   fleet_.reset();
 }
@@ -170,6 +174,24 @@ FleetClient::Callbacks Daemon::FleetCallbacks() {
           .welcome = [this](const v1::Welcome& welcome) { OnWelcome(welcome); },
           .command = [this](const v1::Down& down) { OnCommand(down); },
           .rejected = [this](const std::string& reason) { OnRejected(reason); }};
+}
+
+TrainerCertificates::Callbacks Daemon::CertificateCallbacks() {
+  return {.certify =
+              [this](const std::string& job_uid,
+                     const std::string& request,
+                     FleetChannel::CertificateCallback done) {
+                fleet_->CertifyTrainer(job_uid, request, std::move(done));
+              },
+          .renewed =
+              [this](const JobEpoch& of, const TlsIdentity& identity) {
+                v1::TrainerDown down;
+                Fill(identity, *down.mutable_store_identity());
+                const absl::Status sent = supervisor_->Send(of.job_uid, of.epoch, -1, down);
+                if (!sent.ok()) {  // it ends, and connects to nothing any more
+                  log::Warning(std::string(sent.message()));
+                }
+              }};
 }
 
 TrainerProcess::Callbacks Daemon::TrainerCallbacks() {
@@ -326,7 +348,7 @@ void Daemon::OnExited(const ExitReport& report) {
   exited.set_tail(report.tail);
   fleet_->SendControl(std::move(up));
   ++exits_[std::string(FindFailureReason(report.reason).name)];
-  KeepUsedData();
+  KeepUsed();
   if (stopping_) {
     FinishStop();
   }

@@ -30,6 +30,7 @@
 #include "worker/daemon/path_looks.h"
 #include "worker/daemon/preflight.h"
 #include "worker/daemon/supervisor.h"
+#include "worker/daemon/trainer_certificates.h"
 
 namespace ravel::daemon {
 
@@ -104,6 +105,7 @@ class Daemon {
 
   FleetClient::Callbacks FleetCallbacks();
   TrainerProcess::Callbacks TrainerCallbacks();
+  TrainerCertificates::Callbacks CertificateCallbacks();
 
   v1::Hello MakeHello() const;
   std::vector<v1::TrainerBeat> MakeBeat() const;
@@ -117,17 +119,23 @@ class Daemon {
   // their local paths.
   void LaunchFetched(int64_t command_id, const v1::Launch& launch, const std::string& plan);
   void LaunchAllowed(int64_t command_id, const v1::Launch& launch, const std::string& plan);
-  // Lets data sets go that no job here uses any more.
-  void KeepUsedData();
+  // Lets data sets and keys of trainers go that no job here uses any more.
+  void KeepUsed();
   // Looks at the job's paths, once for each job, before its trainers start.
   void FetchData(int64_t command_id, const v1::Launch& launch, const std::string& plan);
   void RefuseLaunch(int64_t command_id, const v1::Launch& launch, const PreflightResult& found);
   void LaunchChecked(int64_t command_id, const v1::Launch& launch, const std::string& plan);
   void LaunchWithPlan(int64_t command_id, const v1::Launch& launch, const std::string& plan);
+  void CertifyTrainers(int64_t command_id,
+                       const v1::Launch& launch,
+                       const std::string& plan,
+                       const LaunchSettings& settings);
+  // `identity`: for a ravel-store; null: none of their own.
   void StartTrainers(int64_t command_id,
                      const v1::Launch& launch,
                      const std::string& plan,
-                     const LaunchSettings& settings);
+                     const LaunchSettings& settings,
+                     const TlsIdentity* identity);
   absl::Status OnTrainerCommand(const v1::TrainerCommand& command);
   // Communicator records of trainers that have not been told to train are told again: a coordinator
   // that was started anew knows of none, and another node may lack the set.
@@ -154,7 +162,9 @@ class Daemon {
   LogSweeper logs_;
   std::unique_ptr<FleetClient> fleet_;
   std::unique_ptr<CertificateRenewal> renewal_;  // null: plaintext
-  std::unique_ptr<NoticeWatch> notice_;          // null: no file is named
+  // Null: plaintext, or trainers that read the node's own identity.
+  std::unique_ptr<TrainerCertificates> certificates_;
+  std::unique_ptr<NoticeWatch> notice_;  // null: no file is named
   std::unique_ptr<Supervisor> supervisor_;
   std::unique_ptr<Preflight> preflight_;
   std::unique_ptr<LaunchSettingsReader> settings_;

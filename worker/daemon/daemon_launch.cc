@@ -101,7 +101,7 @@ void Daemon::RefuseLaunch(int64_t command_id,
                           const v1::Launch& launch,
                           const PreflightResult& found) {
   ForgetLaunching(launch);
-  KeepUsedData();
+  KeepUsed();
   log::Warning(absl::StrCat("job ", launch.job_uid(), ": ", found.status.message()));
   fleet_->SendResult(command_id, found.status, found.reason);
 }
@@ -113,7 +113,7 @@ void Daemon::FetchData(int64_t command_id, const v1::Launch& launch, const std::
       return;
     }
     ForgetLaunching(launch);
-    KeepUsedData();
+    KeepUsed();
     log::Warning(absl::StrCat("job ", launch.job_uid(), ": ", got.status.message()));
     if (!got.reason.empty()) {  // else the coordinator has ended it
       fleet_->SendResult(command_id, got.status, got.reason);
@@ -121,15 +121,21 @@ void Daemon::FetchData(int64_t command_id, const v1::Launch& launch, const std::
   });
 }
 
-void Daemon::KeepUsedData() {
+void Daemon::KeepUsed() {
   std::set<std::string> jobs;
+  std::set<JobEpoch> epochs;
   for (const TrainerProcess* trainer : supervisor_->trainers()) {
     jobs.insert(trainer->identity().job_uid);
+    epochs.insert({trainer->identity().job_uid, trainer->identity().epoch});
   }
   for (const auto& [key, identity] : launching_) {
     jobs.insert(identity.job_uid);
+    epochs.insert({identity.job_uid, identity.epoch});
   }
   data_->Keep(jobs);
+  if (certificates_ != nullptr) {
+    certificates_->Keep(epochs);
+  }
 }
 
 // Opens what this node has of what the job names, which was held against the roots before.
@@ -156,22 +162,49 @@ void Daemon::LaunchChecked(int64_t command_id, const v1::Launch& launch, const s
 
 void Daemon::LaunchWithPlan(int64_t command_id, const v1::Launch& launch, const std::string& plan) {
   if (stopping_ || supervisor_->IsOver(launch.job_uid(), launch.epoch())) {
-    StartTrainers(command_id, launch, plan, {});  // which says so
+    StartTrainers(command_id, launch, plan, {}, nullptr);  // which says so
     return;
   }
   settings_->Start(launch, [this, command_id, launch, plan](const ReadSettings& read) {
-    if (read.status.ok()) {
-      StartTrainers(command_id, launch, plan, read.settings);
-    } else {  // a secret has gone since the job's paths were looked at
+    if (!read.status.ok()) {  // a secret has gone since the job's paths were looked at
       RefuseLaunch(command_id, launch, {read.status, read.reason});
+    } else if (read.settings.certify_trainers && certificates_ != nullptr) {
+      CertifyTrainers(command_id, launch, plan, read.settings);
+    } else {
+      StartTrainers(command_id, launch, plan, read.settings, nullptr);
     }
   });
+}
+
+void Daemon::CertifyTrainers(int64_t command_id,
+                             const v1::Launch& launch,
+                             const std::string& plan,
+                             const LaunchSettings& settings) {
+  certificates_->Get(
+      {launch.job_uid(), launch.epoch()},
+      [this, command_id, launch, plan, settings](const absl::StatusOr<TlsIdentity>& identity) {
+        if (identity.ok()) {
+          StartTrainers(command_id, launch, plan, settings, &*identity);
+          return;
+        }
+        const absl::Status why =
+            Annotate(identity.status(), "a certificate of trainers for their store");
+        if (fleet_->connected()) {
+          RefuseLaunch(command_id, launch, {why, ""});
+          return;
+        }
+        // The coordinator sees that nothing was launched, and says it again.
+        ForgetLaunching(launch);
+        KeepUsed();
+        log::Warning(std::string(why.message()));
+      });
 }
 
 void Daemon::StartTrainers(int64_t command_id,
                            const v1::Launch& launch,
                            const std::string& plan,
-                           const LaunchSettings& settings) {
+                           const LaunchSettings& settings,
+                           const TlsIdentity* identity) {
   ForgetLaunching(launch);
   LaunchOrder order{.job_uid = launch.job_uid(),
                     .epoch = launch.epoch(),
@@ -185,6 +218,9 @@ void Daemon::StartTrainers(int64_t command_id,
     complete.set_attempt(launch.attempt());
     complete.set_plan(plan);
     complete.set_release(options_.version);
+    if (identity != nullptr) {
+      Fill(*identity, *complete.mutable_store_identity());
+    }
     if (!settings.host_address.empty()) {
       complete.set_host_address(settings.host_address);
     } else if (complete.host_address().empty()) {
@@ -197,7 +233,7 @@ void Daemon::StartTrainers(int64_t command_id,
                                 : supervisor_->Launch(order);
   if (!done.ok()) {
     log::Warning(absl::StrCat("refused: ", done.message()));
-    KeepUsedData();
+    KeepUsed();
   }
   fleet_->SendResult(command_id, done);
 }

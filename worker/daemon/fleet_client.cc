@@ -240,17 +240,26 @@ void FleetClient::ReconnectAfter(milliseconds pause) {
   ConnectWhenDue();
 }
 
+FleetChannel::CertificateCallback FleetClient::ToOwnThread(FleetChannel::CertificateCallback done) {
+  return [this, alive = std::weak_ptr<bool>(alive_), done = std::move(done)](
+             absl::StatusOr<FleetChannel::Certificate> certificate) {
+    asio::post(context_, [alive, done, certificate = std::move(certificate)] {
+      if (!alive.expired()) {
+        done(certificate);
+      }
+    });
+  };
+}
+
 void FleetClient::RenewCertificate(const std::string& request,
                                    FleetChannel::CertificateCallback done) {
-  channel_->Renew(request,
-                  [this, alive = std::weak_ptr<bool>(alive_), done = std::move(done)](
-                      absl::StatusOr<FleetChannel::Certificate> certificate) {
-                    asio::post(context_, [alive, done, certificate = std::move(certificate)] {
-                      if (!alive.expired()) {
-                        done(certificate);
-                      }
-                    });
-                  });
+  channel_->Renew(request, ToOwnThread(std::move(done)));
+}
+
+void FleetClient::CertifyTrainer(const std::string& job_uid,
+                                 const std::string& request,
+                                 FleetChannel::CertificateCallback done) {
+  channel_->CertifyTrainer(job_uid, request, ToOwnThread(std::move(done)));
 }
 
 void FleetClient::UseIdentity(const TlsIdentity& identity) {

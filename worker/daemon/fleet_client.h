@@ -54,6 +54,10 @@ class FleetClient {
   void ReconnectAfter(std::chrono::milliseconds pause);
   // Asks for a new certificate; `done` runs on this object's thread, while it is there.
   void RenewCertificate(const std::string& request, FleetChannel::CertificateCallback done);
+  // Asks for a certificate of this job's trainers; as above.
+  void CertifyTrainer(const std::string& job_uid,
+                      const std::string& request,
+                      FleetChannel::CertificateCallback done);
   // Opens the next stream with that certificate, at once: what was not acknowledged is sent again.
   void UseIdentity(const TlsIdentity& identity);
   // Kept until acknowledged, within the limits of Backlog.
@@ -98,6 +102,7 @@ class FleetClient {
   void BeatLater();
   void FinishFlush();
   bool AnswerAgain(int64_t command_id);
+  FleetChannel::CertificateCallback ToOwnThread(FleetChannel::CertificateCallback done);
 
   boost::asio::io_context& context_;
   const std::string address_;

@@ -30,7 +30,7 @@ constexpr size_t kMaxQueuedLogBytes = size_t{4} << 20;
 constexpr size_t kMaxPlanBytes = size_t{64} << 20;
 constexpr int kMaxMessageBytes = 64 << 20;
 constexpr std::chrono::seconds kPlanDeadline{60};
-constexpr std::chrono::seconds kRenewDeadline{30};
+constexpr std::chrono::seconds kCertificateDeadline{30};
 constexpr int kKeepaliveMs = 20000;
 // Between attempts of the channel; how often a daemon tries is its own policy.
 constexpr int kReconnectMs = 200;
@@ -253,17 +253,20 @@ class GrpcFleetStream final : public FleetStream {
 };
 
 // Deletes itself when the answer is there.
-struct RenewCall {
+template <typename Request>
+struct CertificateCall {
+  using Method = void (v1::Access::StubInterface::async_interface::*)(
+      grpc::ClientContext*, const Request*, v1::EnrolResponse*, std::function<void(grpc::Status)>);
   grpc::ClientContext context;
-  v1::RenewRequest request;
+  Request request;
   v1::EnrolResponse response;
   FleetChannel::CertificateCallback done;
   std::unique_ptr<v1::Access::Stub> stub;
 
-  void Start() {
-    context.set_deadline(std::chrono::system_clock::now() + kRenewDeadline);
-    stub->async()->Renew(&context, &request, &response, [this](const grpc::Status& status) {
-      const std::unique_ptr<RenewCall> self(this);
+  void Start(Method method) {
+    context.set_deadline(std::chrono::system_clock::now() + kCertificateDeadline);
+    (stub->async()->*method)(&context, &request, &response, [this](const grpc::Status& status) {
+      const std::unique_ptr<CertificateCall> self(this);
       if (status.ok()) {
         done(FleetChannel::Certificate{.certificate = response.certificate(),
                                        .authority = response.authority()});
@@ -308,11 +311,22 @@ class GrpcFleetChannel final : public FleetChannel {
   void UseIdentity(const TlsIdentity& identity) override { channel_ = Make(&identity); }
 
   void Renew(const std::string& certificate_request, CertificateCallback done) override {
-    auto* call = new RenewCall;
+    auto* call = new CertificateCall<v1::RenewRequest>;
     call->request.set_certificate_request(certificate_request);
     call->done = std::move(done);
     call->stub = v1::Access::NewStub(channel_);
-    call->Start();
+    call->Start(&v1::Access::StubInterface::async_interface::Renew);
+  }
+
+  void CertifyTrainer(const std::string& job_uid,
+                      const std::string& certificate_request,
+                      CertificateCallback done) override {
+    auto* call = new CertificateCall<v1::CertifyTrainerRequest>;
+    call->request.set_certificate_request(certificate_request);
+    call->request.set_job_uid(job_uid);
+    call->done = std::move(done);
+    call->stub = v1::Access::NewStub(channel_);
+    call->Start(&v1::Access::StubInterface::async_interface::CertifyTrainer);
   }
 
  private:

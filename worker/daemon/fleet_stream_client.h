@@ -61,6 +61,10 @@ class FleetChannel {
   };
   using CertificateCallback = std::function<void(absl::StatusOr<Certificate>)>;
   virtual void Renew(const std::string& certificate_request, CertificateCallback done) = 0;
+  // Asks for a certificate of this job's trainers, as above.
+  virtual void CertifyTrainer(const std::string& job_uid,
+                              const std::string& certificate_request,
+                              CertificateCallback done) = 0;
 
   // A new call; a coordinator that cannot be reached shows in `closed`. The stream may outlive the
   // channel object.

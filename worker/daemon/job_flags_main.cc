@@ -132,7 +132,7 @@ absl::Status SetTrainerUser(const JobFlags& flags, bool dev_loopback, DaemonOpti
   }
   RETURN_IF_ERROR(Annotate(ready, "--trainer-user"));
   RETURN_IF_ERROR(AsTrainerUser(*user, [&] { return CheckReach(flags, options); }));
-  options.launch_rules.without_certificate = !dev_loopback;
+  options.launch_rules.certify_trainers = !dev_loopback;
   options.trainer_user = *std::move(user);
   return absl::OkStatus();
 }

@@ -5,7 +5,6 @@
 #include <utility>
 
 #include <absl/strings/ascii.h>
-#include <absl/strings/match.h>
 #include <absl/strings/str_cat.h>
 #include <absl/strings/str_join.h>
 
@@ -14,6 +13,7 @@
 #include "common/job_environment.h"
 #include "common/net_address.h"
 #include "common/signed_size.h"
+#include "common/store/ravel_url.h"
 #include "proto/plan.pb.h"
 #include "worker/daemon/job_secrets.h"
 
@@ -86,16 +86,6 @@ absl::Status AddVariables(const JobNeeds& needs,
   return absl::OkStatus();
 }
 
-absl::Status CheckStores(const JobNeeds& needs, const LaunchRules& rules) {
-  return !rules.without_certificate || needs.stores.empty()
-             ? absl::OkStatus()
-             : InField(absl::FailedPreconditionError(
-                           "trainers of this node are another user than its daemon "
-                           "(--trainer-user) and cannot show the node's certificate to a "
-                           "ravel-store"),
-                       needs.stores.front().field);
-}
-
 absl::Status ChooseNetwork(const std::string& name,
                            const LaunchRules& rules,
                            LaunchSettings& settings) {
@@ -126,7 +116,6 @@ absl::StatusOr<LaunchSettings> Serve(const JobNeeds& needs,
                                      const LaunchRules& rules) {
   LaunchSettings settings;
   RETURN_IF_ERROR(AddVariables(needs, values, rules, settings));
-  RETURN_IF_ERROR(CheckStores(needs, rules));
   RETURN_IF_ERROR(ChooseNetwork(needs.network, rules, settings));
   return settings;
 }
@@ -160,14 +149,11 @@ absl::StatusOr<LaunchSettings> SettingsOf(const v1::Launch& launch, const Launch
     needs.environment.push_back({variable.name(), variable.secret()});
     values.push_back(variable.value());
   }
-  const NamedPath stores[] = {{"checkpoint.store", job.store()},
-                              {"checkpoint.resumeFrom", launch.trainers(0).restore_path()}};
-  for (const NamedPath& store : stores) {
-    if (absl::StartsWith(store.path, "ravel://")) {
-      needs.stores.push_back(store);
-    }
-  }
-  return Serve(needs, values, rules);
+  ASSIGN_OR_RETURN(LaunchSettings settings, Serve(needs, values, rules));
+  settings.certify_trainers = rules.certify_trainers &&
+                              (job.store().starts_with(store::kRavelScheme) ||
+                               launch.trainers(0).restore_path().starts_with(store::kRavelScheme));
+  return settings;
 }
 
 std::optional<NeedRefusal> RefusalOf(const JobNeeds& needs, const LaunchRules& rules) {

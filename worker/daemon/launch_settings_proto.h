@@ -24,13 +24,15 @@ struct LaunchRules {
   std::vector<std::string> allowed = {};  // patterns of names
   std::string secrets_root = {};          // empty: none
   std::map<std::string, JobNetwork> networks = {};
-  // Trainers are another user, who cannot show the node's certificate to a ravel-store.
-  bool without_certificate = false;
+  // Trainers are another user, who cannot read the node's key: to a ravel-store they show a
+  // certificate of their own.
+  bool certify_trainers = false;
 };
 
 struct LaunchSettings {
   std::vector<std::string> variables = {};  // "NAME=text", secrets included: never logged
   std::string host_address = {};            // empty: the node's own
+  bool certify_trainers = false;            // the job names a store that asks for a certificate
 };
 
 // A variable of the job is a secret. False where the job cannot be read.

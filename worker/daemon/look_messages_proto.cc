@@ -2,7 +2,6 @@
 
 #include <string>
 
-#include <absl/strings/match.h>
 #include <absl/strings/str_cat.h>
 
 #include "common/job_environment.h"
@@ -14,7 +13,6 @@ namespace {
 // A job lists 1024 files for training and as many for validation, with names of 4 KiB each.
 constexpr int kMaxTokenFiles = 2048;
 constexpr std::size_t kMaxPathBytes = 8192;
-constexpr int kMaxStores = 2;  // to save to and to begin from
 
 absl::StatusOr<NamedPath> ReadPath(const char* name, const v1::NamedPath& path) {
   if (path.path().size() > kMaxPathBytes || path.field().size() > kMaxPathBytes) {
@@ -30,12 +28,9 @@ absl::StatusOr<NamedPath> ReadPath(const char* name, const v1::NamedPath& path) 
 
 // Names and references are judged by launch_settings_proto, as those of launches are.
 absl::StatusOr<JobNeeds> ReadNeeds(const v1::JobNeeds& message) {
-  if (message.environment_size() > kMaxJobVariables || message.stores_size() > kMaxStores) {
-    return absl::InvalidArgumentError(absl::StrCat("look.needs: expected at most ",
-                                                   kMaxJobVariables,
-                                                   " variables and ",
-                                                   kMaxStores,
-                                                   " stores"));
+  if (message.environment_size() > kMaxJobVariables) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("look.needs: expected at most ", kMaxJobVariables, " variables"));
   }
   JobNeeds needs{.namespace_name = message.namespace_(), .network = message.network()};
   bool small =
@@ -44,13 +39,6 @@ absl::StatusOr<JobNeeds> ReadNeeds(const v1::JobNeeds& message) {
     small = small && variable.name().size() <= kMaxPathBytes &&
             variable.secret().size() <= kMaxPathBytes;
     needs.environment.push_back({variable.name(), variable.secret()});
-  }
-  for (const v1::NamedPath& store : message.stores()) {
-    small = small && store.path().size() <= kMaxPathBytes && store.field().size() <= kMaxPathBytes;
-    if (!absl::StartsWith(store.path(), "ravel://")) {
-      return absl::InvalidArgumentError("look.needs.stores: expected URLs of ravel://");
-    }
-    needs.stores.push_back({store.field(), store.path()});
   }
   if (!small) {
     return absl::InvalidArgumentError(

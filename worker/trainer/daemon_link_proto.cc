@@ -19,6 +19,12 @@
 namespace ravel::trainer {
 namespace {
 
+store::StoreIdentity IdentityFrom(const v1::StoreIdentity& identity) {
+  return {.authority = identity.authority(),
+          .certificate = identity.certificate(),
+          .key = identity.key()};
+}
+
 absl::StatusOr<Assignment> AssignmentFrom(const v1::StartTrainer& start) {
   Assignment assignment = {.job_uid = start.job_uid(),
                            .epoch = start.epoch(),
@@ -40,6 +46,9 @@ absl::StatusOr<Assignment> AssignmentFrom(const v1::StartTrainer& start) {
                            .release = start.release(),
                            .save_attempt = std::max<int64_t>(1, start.save_attempt()),
                            .store_token = start.store_token()};
+  if (start.has_store_identity()) {
+    assignment.store_identity = IdentityFrom(start.store_identity());
+  }
   auto spec = plan::ParseJob(start.job());
   if (!spec.ok()) {
     return Annotate(spec.status(), "StartTrainer.job");
@@ -95,6 +104,8 @@ absl::StatusOr<std::optional<Command>> CommandFrom(const v1::TrainerDown& frame)
     case v1::TrainerDown::kAskLedger:
       return Command(
           AskForLedger{.epoch = frame.ask_ledger().epoch(), .most = frame.ask_ledger().most()});
+    case v1::TrainerDown::kStoreIdentity:
+      return Command(UseStoreIdentity{IdentityFrom(frame.store_identity())});
     case v1::TrainerDown::KIND_NOT_SET:
       break;  // of a newer daemon
   }

@@ -4,8 +4,10 @@
 #include <cstdio>
 #include <memory>
 #include <new>
+#include <optional>
 #include <string>
 #include <utility>
+#include <variant>
 
 #include <CLI/CLI.hpp>
 #include <absl/strings/str_cat.h>
@@ -58,6 +60,22 @@ ExitCode Fail(Reporter& reporter, const absl::Status& status) {
   return code;
 }
 
+void ShowToStores(const store::StoreIdentity& identity) {
+  store::SetStoreIdentitySource([identity] { return std::optional(identity); });
+}
+
+// The next command for the watchdog.
+absl::StatusOr<Command> Receive(DaemonLinkReporter& link) {
+  for (;;) {
+    absl::StatusOr<Command> command = link.Receive();
+    const auto* const renewed = command.ok() ? std::get_if<UseStoreIdentity>(&*command) : nullptr;
+    if (renewed == nullptr) {
+      return command;
+    }
+    ShowToStores(renewed->identity);
+  }
+}
+
 ExitCode Train(DaemonLinkReporter& link, const Assignment& assignment) {
   log::SetField("job", assignment.spec.name);
   log::SetField("epoch", absl::StrCat(assignment.epoch));
@@ -68,7 +86,7 @@ ExitCode Train(DaemonLinkReporter& link, const Assignment& assignment) {
                      .box = box,
                      .position = position,
                      .epoch = assignment.epoch,
-                     .receive = [&] { return link.Receive(); },
+                     .receive = [&] { return Receive(link); },
                      .interrupt = [&] { link.Shutdown(); },
                      .exit = [](ExitCode code) { EndProcess(code); }});
   watchdog.Start();
@@ -103,7 +121,7 @@ ExitCode RunUnderDaemon(int fd) {
   if (!exact.ok()) {
     return Fail(link, WithCode(exact, ExitCode::kDevice));
   }
-  auto command = link.Receive();
+  auto command = Receive(link);
   if (!command.ok()) {
     return Fail(link, command.status());
   }
@@ -125,6 +143,9 @@ ExitCode RunUnderDaemon(int fd) {
     return Fail(link, WithCode(planned, ExitCode::kPlanMismatch));
   }
   store::SetStoreToken(assignment->store_token);
+  if (assignment->store_identity) {
+    ShowToStores(*assignment->store_identity);
+  }
   return Train(link, *assignment);
 }
 

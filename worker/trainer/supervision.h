@@ -3,6 +3,7 @@
 // Commands to a trainer and its reports, as plain values: proto/trainer.proto without protobuf.
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <variant>
 #include <vector>
@@ -11,6 +12,7 @@
 #include "common/net_address.h"
 #include "common/plan/sharding_plan.h"
 #include "common/status.h"
+#include "common/store/ravel_store_client.h"
 #include "common/trainer_report.h"
 #include "worker/trainer/exit_code.h"
 
@@ -37,6 +39,8 @@ struct Assignment {
   std::string release = {};         // of the daemon; empty: not compared
   int64_t save_attempt = 1;         // in the names of this epoch's saves
   std::string store_token = {};     // common/job_token.h; a secret
+  // Shown to a ravel-store, a secret; none: the one that the environment names.
+  std::optional<store::StoreIdentity> store_identity = {};
 };
 
 struct ProgressReport {
@@ -73,13 +77,23 @@ struct AskForLedger {
   int64_t epoch = 0;
   int64_t most = 0;  // entries of each group
 };
+// Shown to a ravel-store from now on: a renewed certificate.
+struct UseStoreIdentity {
+  store::StoreIdentity identity;
+};
 // End at once: told to, or a peer is lost.
 struct Stop {
   ExitCode code = ExitCode::kStopped;
   std::string reason;
 };
-using Command =
-    std::variant<Assignment, RecordsOfGroup, AllowSteps, AskForSave, Commit, AskForLedger, Stop>;
+using Command = std::variant<Assignment,
+                             RecordsOfGroup,
+                             AllowSteps,
+                             AskForSave,
+                             Commit,
+                             AskForLedger,
+                             UseStoreIdentity,
+                             Stop>;
 
 // Up to whoever supervises this trainer. Thread-safe. An error means that nobody listens any more.
 class Reporter {

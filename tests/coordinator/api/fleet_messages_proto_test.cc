@@ -114,8 +114,7 @@ TEST(FleetMessages, ALookAndItsResultAreCarriedWhole) {
                                                   .model_directory = {"m", "/m"},
                                                   .needs = {.namespace_name = "team",
                                                             .environment = {{"MY_KEY", "s3/key"}},
-                                                            .network = "fast",
-                                                            .stores = {{"s", "ravel://a"}}}},
+                                                            .network = "fast"}},
                                                  20'000}});
   const v1::Look& look = down.look();
   EXPECT_EQ(look.look_id(), 7);
@@ -130,8 +129,6 @@ TEST(FleetMessages, ALookAndItsResultAreCarriedWhole) {
   EXPECT_EQ(look.needs().network(), "fast");
   EXPECT_EQ(look.needs().environment(0).name(), "MY_KEY");
   EXPECT_EQ(look.needs().environment(0).secret(), "s3/key");
-  EXPECT_EQ(look.needs().stores(0).field(), "s");
-  EXPECT_EQ(look.needs().stores(0).path(), "ravel://a");
 
   v1::Up up;
   v1::LookResult& result = *up.mutable_look();

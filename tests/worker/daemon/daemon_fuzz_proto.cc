@@ -115,7 +115,6 @@ TEST(FuzzDaemon, LooksAndLaunches) {
   look.mutable_model_directory()->set_path("/model");
   look.mutable_needs()->set_network("fast");
   look.mutable_needs()->add_environment()->set_secret("team/key");
-  look.mutable_needs()->add_stores()->set_path("ravel://store/a");
   const v1::Look prototype;
   const std::vector<std::string> looks = {look.SerializeAsString()};
   Fuzz({.name = "look",

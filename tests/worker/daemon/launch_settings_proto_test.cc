@@ -166,14 +166,23 @@ TEST_F(LaunchSettingsTest, ANetworkGivesAddressAndInterface) {
   EXPECT_FALSE(ParseNetworks({"a=lo", "a=lo"}).ok());
 }
 
-TEST_F(LaunchSettingsTest, AnotherUserShowsNoCertificateToAStore) {
+TEST_F(LaunchSettingsTest, AnotherUserGetsACertificateForAStoreThatAsksForOne) {
   v1::PlannedJob job;
+  const auto certifies = [&](const std::string& restore) {
+    v1::Launch launch;
+    launch.add_trainers()->set_job(job.SerializeAsString());
+    launch.mutable_trainers(0)->set_restore_path(restore);
+    const absl::StatusOr<LaunchSettings> settings = SettingsOf(launch, rules_);
+    EXPECT_TRUE(settings.ok()) << settings.status();
+    return settings.ok() && settings->certify_trainers;
+  };
   job.set_store("ravel://store:7443/a");
-  EXPECT_TRUE(Settings(job).ok());
-  rules_.without_certificate = true;
-  EXPECT_THAT(std::string(Settings(job).status().message()), HasSubstr("checkpoint.store: "));
+  EXPECT_FALSE(certifies("")) << "trainers that are this user read the node's own";
+  rules_.certify_trainers = true;
+  EXPECT_TRUE(certifies(""));
   job.set_store("s3://bucket/a");
-  EXPECT_TRUE(Settings(job).ok());
+  EXPECT_FALSE(certifies(""));
+  EXPECT_TRUE(certifies("ravel://store:7443/a/step-0000000020"));
 }
 
 TEST_F(LaunchSettingsTest, NeedsMeetTheRefusalOfTheirLaunch) {
@@ -183,14 +192,9 @@ TEST_F(LaunchSettingsTest, NeedsMeetTheRefusalOfTheirLaunch) {
   };
   JobNeeds needs{.namespace_name = "team",
                  .environment = {{"NCCL_DEBUG"}, {"MY_KEY", "s3/key"}},
-                 .network = "local",
-                 .stores = {{"checkpoint.resumeFrom", "ravel://store:7443/a"}}};
+                 .network = "local"};
   rules_.networks = {{"local", {"lo", "127.0.0.1"}}};
   EXPECT_EQ(refusal(needs), "");
-  rules_.without_certificate = true;
-  EXPECT_THAT(refusal(needs),
-              HasSubstr("checkpoint.resumeFrom: trainers of this node are another"));
-  needs.stores.clear();
   needs.network = "fast";
   EXPECT_EQ(refusal(needs),
             "communication.network: this node has no network 'fast' (--network); it has local");

@@ -262,8 +262,6 @@ TEST(LookMessagesTest, AQueryAndItsFactsAreCarriedWhole) {
   needs.set_network("fast");
   needs.add_environment()->set_name("MY_KEY");
   needs.mutable_environment(0)->set_secret("s3/key");
-  needs.add_stores()->set_path("ravel://a");
-  needs.mutable_stores(0)->set_field("checkpoint.store");
   const absl::StatusOr<PathQuery> query = FromProto(look);
   ASSERT_TRUE(query.ok()) << query.status();
   EXPECT_EQ(query->format, TokenFormat::kFlatU32);
@@ -277,9 +275,6 @@ TEST(LookMessagesTest, AQueryAndItsFactsAreCarriedWhole) {
   ASSERT_EQ(query->needs.environment.size(), 1u);
   EXPECT_EQ(query->needs.environment[0].name, "MY_KEY");
   EXPECT_EQ(query->needs.environment[0].secret, "s3/key");
-  ASSERT_EQ(query->needs.stores.size(), 1u);
-  EXPECT_EQ(query->needs.stores[0].field, "checkpoint.store");
-  EXPECT_EQ(query->needs.stores[0].path, "ravel://a");
 
   const v1::LookResult result =
       ToProto(7,
@@ -325,9 +320,6 @@ TEST(LookMessagesTest, WhatIsOverItsLimitIsRefused) {
   v1::Look network;
   network.mutable_needs()->set_network(std::string(10'000, 'x'));
   EXPECT_THAT(refusal(network), HasSubstr("look.needs: expected texts of at most"));
-  v1::Look store;
-  store.mutable_needs()->add_stores()->set_path("/stores/a");
-  EXPECT_THAT(refusal(store), HasSubstr("look.needs.stores: expected URLs of ravel://"));
 }
 
 }  // namespace

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <string>
 #include <utility>
+#include <variant>
 
 #include <gtest/gtest.h>
 #include <sys/socket.h>
@@ -54,6 +55,31 @@ TEST(DaemonLinkReporter, ReadySaysAllThatIsReported) {
   EXPECT_EQ(frame.ready().remarks(0).reason(), "One");
   EXPECT_EQ(frame.ready().remarks(1).reason(), "Two");
   EXPECT_EQ(frame.ready().remarks(1).message(), "second");
+}
+
+TEST(DaemonLinkReporter, ARenewedIdentityForStoresArrivesWhole) {
+  std::array<int, 2> fds = {};
+  ASSERT_EQ(socketpair(AF_UNIX, SOCK_STREAM, 0, fds.data()), 0);
+  auto link = TrainerLink::Open(fds[0]);
+  ASSERT_TRUE(link.ok()) << link.status();
+  DaemonLinkReporter reporter(*std::move(link));
+  v1::TrainerDown frame;
+  frame.mutable_store_identity()->set_authority("a");
+  frame.mutable_store_identity()->set_certificate("c");
+  frame.mutable_store_identity()->set_key("k");
+  const std::string body = frame.SerializeAsString();
+  std::string sent(4, '\0');
+  sent[0] = static_cast<char>(body.size());
+  sent += body;
+  ASSERT_EQ(send(fds[1], sent.data(), sent.size(), 0), static_cast<ssize_t>(sent.size()));
+  const absl::StatusOr<Command> command = reporter.Receive();
+  close(fds[1]);
+  ASSERT_TRUE(command.ok()) << command.status();
+  const auto* const renewed = std::get_if<UseStoreIdentity>(&*command);
+  ASSERT_NE(renewed, nullptr);
+  EXPECT_EQ(renewed->identity.authority, "a");
+  EXPECT_EQ(renewed->identity.certificate, "c");
+  EXPECT_EQ(renewed->identity.key, "k");
 }
 
 TEST(DaemonLinkReporter, AFailedSaveSaysAllThatIsReported) {

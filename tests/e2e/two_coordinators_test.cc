@@ -2,6 +2,7 @@
 // backup is restored while the old one still runs, or one that was believed dead comes back. Each
 // step has one COMMIT, which never changes; what is there is whole; the one that loses says why.
 
+#include <algorithm>
 #include <chrono>
 #include <csignal>
 #include <filesystem>
@@ -144,6 +145,25 @@ class TwoCoordinatorsTest : public ::testing::TestWithParam<std::string> {
     return commits;
   }
 
+  // So many of the newest steps are there, or made room for a newer one before they were committed,
+  // as a coordinator says: of two that race on a busy machine one may be steps ahead.
+  void ExpectNewestOrOvertaken(int64_t count) const {
+    const std::map<int64_t, std::string> commits = ExpectNewest(1);
+    for (int64_t back = 1; back < count; ++back) {
+      const int64_t step = kLastStep - back * kSaveEvery;
+      EXPECT_TRUE(commits.contains(step) || SaysOvertaken(*old_, step) ||
+                  SaysOvertaken(*next_, step))
+          << "step " << step << " is gone, and nobody says why";
+    }
+  }
+  static bool SaysOvertaken(const MiniCluster& cluster, int64_t step) {
+    const absl::StatusOr<std::vector<EventRow>> events = cluster.Events("job");
+    return events.ok() && std::any_of(events->begin(), events->end(), [&](const EventRow& event) {
+             return event.step == step &&
+                    absl::StrContains(event.message, "because a newer checkpoint is kept");
+           });
+  }
+
   std::unique_ptr<S3Server> server_;
   std::unique_ptr<MiniCluster> old_, next_;
   std::unique_ptr<StoreProcess> store_;
@@ -186,7 +206,7 @@ TEST_P(TwoRacingTest, OfTwoEpochsThatRaceOneCommitsAStep) {
   old_->LetTrainersGo();
   next_->LetTrainersGo();
   ASSERT_NO_FATAL_FAILURE(AwaitBoth());
-  ExpectNewest(kKept);
+  ExpectNewestOrOvertaken(kKept);
 }
 
 // The successor may commit, or remove, saves that the old one has not committed yet.
@@ -220,7 +240,7 @@ TEST_P(TwoRacingTest, OfTwoTwinsThatRaceOneCommitsAStep) {
   old_->LetTrainersGo();
   next_->LetTrainersGo();
   ASSERT_NO_FATAL_FAILURE(AwaitBoth());
-  ExpectNewest(kKept);
+  ExpectNewestOrOvertaken(kKept);
 }
 
 std::string NameOf(const ::testing::TestParamInfo<std::string>& each) {

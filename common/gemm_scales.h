@@ -10,6 +10,7 @@ namespace ravel {
 // Values are those of cublasLtMatmulMatrixScale_t.
 enum class ScaleForm : uint8_t {
   kTensor = 0,     // one fp32
+  kBlocks16 = 1,   // E4M3, not negative, of 16 codes that lie two to a byte; in tiles as kBlocks32
   kBlocks32 = 2,   // E8M0 of 32 codes, in tiles of 128 rows by 4 blocks
   kBlocks128 = 4,  // fp32 of 128 codes: [blocks][outer]
   kSquares128 = 5  // fp32 of 128 x 128 codes: [outer / 128][blocks, rounded up to 4]
@@ -20,6 +21,8 @@ constexpr int64_t CodesOfScale(ScaleForm form) {
   switch (form) {
     case ScaleForm::kTensor:
       return 0;
+    case ScaleForm::kBlocks16:
+      return 16;
     case ScaleForm::kBlocks32:
       return 32;
     case ScaleForm::kBlocks128:
@@ -27,6 +30,11 @@ constexpr int64_t CodesOfScale(ScaleForm form) {
       return 128;
   }
   return 0;
+}
+
+// Codes that lie in one byte.
+constexpr int64_t CodesOfByte(ScaleForm form) {
+  return form == ScaleForm::kBlocks16 ? 2 : 1;
 }
 
 constexpr int64_t ScaleBlocks(ScaleForm form, int64_t inner) {
@@ -46,6 +54,7 @@ constexpr int64_t ScaleBytes(ScaleForm form, int64_t outer, int64_t inner) {
   switch (form) {
     case ScaleForm::kTensor:
       return kFloat;
+    case ScaleForm::kBlocks16:
     case ScaleForm::kBlocks32:
       return squares * kScaleTileRows * by_four;
     case ScaleForm::kBlocks128:
@@ -64,6 +73,7 @@ constexpr int64_t ScaleIndex(
   switch (form) {
     case ScaleForm::kTensor:
       return 0;
+    case ScaleForm::kBlocks16:
     case ScaleForm::kBlocks32: {
       constexpr int64_t kTileBytes = kScaleTileRows * kScaleTileBlocks;
       const int64_t r = row % kScaleTileRows;

@@ -93,9 +93,14 @@ void DecodeWeight(Stream& stream, const DecodeWeightArgs& args) {
     CheckFlat(args.to, args.to.elements(), DType::kBF16);
     CheckCodes(args.codes, args.scales.recipe, args.to.size[0], args.to.size[1]);
   } else {
-    CHECK_MSG(plan::BlockEdge(args.scales.recipe) == 0, "a scale alone has a tensor of one block");
+    CHECK_MSG(plan::BlockEdge(args.scales.recipe) == 0 || args.scales.recipe == Recipe::kNvFp4,
+              "a scale alone has a recipe with one for the whole tensor");
   }
-  CheckScales(args.scales, args.to.size[0], args.to.size[1]);
+  const int64_t edge = plan::BlockEdge(args.scales.recipe);
+  const bool decodes = args.to.present();
+  CheckScales(args.scales,
+              decodes ? args.to.size[0] : 0,
+              decodes ? args.to.size[1] : args.scales.amax.size[1] * edge);
   CheckWord(args.scale, DType::kF32);
   cpu::DecodeWeight(args);
 }
@@ -166,9 +171,12 @@ void TransposeCodes(Stream& stream, const TransposeCodesArgs& args) {
     cuda::TransposeCodes(stream, args);
     return;
   }
-  CheckByteCodes(args.from, args.from.size[0], args.from.size[1]);
-  CheckByteCodes(args.to, args.from.size[1], args.from.size[0]);
-  CHECK(args.from.size[0] % kCodesStep == 0 && args.from.size[1] % kCodesStep == 0);
+  const int64_t per_byte = args.codes_per_byte;
+  const int64_t rows = args.from.size[0];
+  CHECK(per_byte == 1 || per_byte == 2);
+  CheckByteCodes(args.from, rows, args.from.size[1]);
+  CheckByteCodes(args.to, args.from.size[1] * per_byte, rows / per_byte);
+  CHECK(rows % (kCodesStep * per_byte) == 0 && args.from.size[1] % kCodesStep == 0);
   cpu::TransposeCodes(args);
 }
 
@@ -184,12 +192,17 @@ void QuantizeBlocks(Stream& stream, const QuantizeBlocksArgs& args) {
   const ScaleForm form = ActivationScaleForm(args.recipe);
   CHECK_MSG(form != ScaleForm::kTensor, "a recipe whose blocks of codes have scales is expected");
   CheckMatrix(args.from, tokens, columns, DType::kBF16);
-  CHECK(columns % kCodesStep == 0 && tokens % kCodesStep == 0);
+  const int64_t step = CodesStep(args.recipe);
+  CHECK(columns % step == 0 && tokens % step == 0);
   const int64_t outer = turned ? columns : tokens;
   const int64_t inner = turned ? tokens : columns;
   CHECK_MSG(args.recipe != Recipe::kMxFp8 || inner % plan::BlockEdge(args.recipe) == 0,
             "mxfp8 takes whole blocks");
-  CheckByteCodes(args.codes, outer, inner);
+  CheckByteCodes(args.codes, outer, inner / plan::CodesPerByte(args.recipe));
+  if (args.recipe == Recipe::kNvFp4) {
+    CheckWord(args.scale, DType::kF32);
+    CHECK_MSG(args.draws.sequence_tokens > 0, "a sequence has tokens");
+  }
   CheckFlat(args.scales, ScaleBytes(form, outer, inner), DType::kU8);
   CheckWordIfPresent(args.non_finite, DType::kU32);
   cpu::QuantizeBlocks(args);

@@ -55,7 +55,7 @@ struct QuantizeWeightArgs {
 void QuantizeWeight(Stream& stream, const QuantizeWeightArgs& args);
 
 // to [R, columns] bf16 = decoded codes; *scale = the tensor's decode scale. With `to` absent only
-// the latter, of kDelayed and kCurrent.
+// the latter, of kDelayed, kCurrent and kNvFp4.
 struct DecodeWeightArgs {
   TensorView codes;  // [R, columns / CodesPerByte] u8, contiguous
   WeightScales scales;
@@ -126,23 +126,40 @@ struct QuantizeCodesArgs {
 };
 void QuantizeCodes(Stream& stream, const QuantizeCodesArgs& args);
 
-// Codes of an activation with a scale for each block (kFloat8Block, kMxFp8), for gemms of codes:
-// those that QuantizeActivation decodes along the same index, and their scales. Along columns codes
-// lie as values do; along rows they are transposed, so that blocks lie along the inner index of a
-// gemm in either case. Sizes and addresses as with QuantizeCodes; scales at a multiple of 16 bytes.
+// Codes of an activation with a scale for each block (kFloat8Block, kMxFp8, kNvFp4), for gemms of
+// codes: those that QuantizeActivation decodes along the same index, and their scales. Along
+// columns codes lie as values do; along rows they are transposed, so that blocks lie along the
+// inner index of a gemm in either case. Sizes and addresses as with QuantizeCodes; scales at a
+// multiple of 16 bytes. Codes of kNvFp4 lie two to a byte, element 2k in the low nibble; both sizes
+// are multiples of 32, and *scale is the tensor's decode scale, which a gemm takes beside those of
+// blocks.
 constexpr ScaleForm ActivationScaleForm(plan::Recipe recipe) {
-  return recipe == plan::Recipe::kFloat8Block ? ScaleForm::kBlocks128
-         : recipe == plan::Recipe::kMxFp8     ? ScaleForm::kBlocks32
-                                              : ScaleForm::kTensor;
+  switch (recipe) {
+    case plan::Recipe::kFloat8Block:
+      return ScaleForm::kBlocks128;
+    case plan::Recipe::kMxFp8:
+      return ScaleForm::kBlocks32;
+    case plan::Recipe::kNvFp4:
+      return ScaleForm::kBlocks16;
+    default:
+      return ScaleForm::kTensor;
+  }
+}
+// The multiple that sizes of codes are: rows of them are then whole 16 bytes.
+constexpr int64_t CodesStep(plan::Recipe recipe) {
+  return kCodesStep * plan::CodesPerByte(recipe);
 }
 struct QuantizeBlocksArgs {
   plan::Recipe recipe = plan::Recipe::kNone;
+  ActivationRole role = ActivationRole::kInput;  // of kNvFp4: gradients are rounded stochastically
   BlocksAlong along = BlocksAlong::kColumns;
   TensorView from;             // [tokens, columns] bf16; rows may be strided
-  TensorView codes;            // [tokens, columns] u8, or transposed; contiguous
+  TensorView codes;            // [tokens, columns / CodesPerByte] u8, or transposed; contiguous
   TensorView scales;           // u8 [ScaleBytes]
+  TensorView scale = {};       // fp32 [1]: out, of kNvFp4 alone
   TensorView non_finite = {};  // u32 [1]
-  float epsilon = 0;           // as QuantizeActivation's
+  ActivationDraws draws = {};
+  float epsilon = 0;  // as QuantizeActivation's
 };
 void QuantizeBlocks(Stream& stream, const QuantizeBlocksArgs& args);
 
@@ -165,11 +182,12 @@ struct PlaceScalesArgs {
 };
 void PlaceScales(Stream& stream, const PlaceScalesArgs& args);
 
-// to [columns, rows] u8 = the transposed codes, one to a byte. Both are contiguous, and both sizes
-// multiples of 16.
+// to [columns, rows] u8 = the transposed codes, one or, as those of kNvFp4, two to a byte. Both are
+// contiguous; both sizes are multiples of 16, or of 32.
 struct TransposeCodesArgs {
-  TensorView from;  // [rows, columns] u8
-  TensorView to;
+  TensorView from;  // [rows, columns / codes_per_byte] u8
+  TensorView to;    // [columns, rows / codes_per_byte] u8
+  int64_t codes_per_byte = 1;
 };
 void TransposeCodes(Stream& stream, const TransposeCodesArgs& args);
 

@@ -352,15 +352,26 @@ void QuantizeCodes(const QuantizeCodesArgs& args) {
 }
 
 void TransposeCodes(const TransposeCodesArgs& args) {
+  const int64_t per_byte = args.codes_per_byte;
+  const int64_t bits = 8 / per_byte;
+  const uint32_t mask = (1u << bits) - 1;
+  std::memset(args.to.data, 0, Size(args.to.elements()));
   for (int64_t row = 0; row < args.from.size[0]; ++row) {
-    for (int64_t column = 0; column < args.from.size[1]; ++column) {
-      args.to.Row<uint8_t>(column)[row] = args.from.Row<uint8_t>(row)[column];
+    for (int64_t column = 0; column < args.from.size[1] * per_byte; ++column) {
+      const uint32_t byte = args.from.Row<uint8_t>(row)[column / per_byte];
+      const uint32_t code = byte >> (column % per_byte * bits) & mask;
+      args.to.Row<uint8_t>(column)[row / per_byte] |=
+          static_cast<uint8_t>(code << (row % per_byte * bits));
     }
   }
 }
 
 // For comparison with devices, like QuantizeCodes.
 void QuantizeBlocks(const QuantizeBlocksArgs& args) {
+  if (args.recipe == plan::Recipe::kNvFp4) {
+    QuantizeFp4Blocks(args);
+    return;
+  }
   const bool turned = args.along == BlocksAlong::kRows;
   const int64_t outer = args.from.size[turned ? 1 : 0];
   const int64_t inner = args.from.size[turned ? 0 : 1];
@@ -411,6 +422,7 @@ void PlaceScales(const PlaceScalesArgs& args) {
   if (args.first_row == 0) {
     std::memset(args.to.data, 0, Size(args.to.elements()));
   }
+  const float tensor = TensorScalesOf(args.scales).encode;
   for (int64_t row = 0; row < args.rows; ++row) {
     for (int64_t column = 0; column < args.columns; ++column) {
       const int64_t of_all = args.first_row + row;
@@ -419,6 +431,8 @@ void PlaceScales(const PlaceScalesArgs& args) {
       const uint32_t amax = args.scales.amax.Row<uint32_t>(row / edge)[column / edge];
       if (args.scales.recipe == plan::Recipe::kMxFp8) {
         args.to.As<uint8_t>()[index] = scalar::MxFp8BlockCode(amax);
+      } else if (args.scales.recipe == plan::Recipe::kNvFp4) {
+        args.to.As<uint8_t>()[index] = static_cast<uint8_t>(scalar::NvFp4BlockCode(amax, tensor));
       } else {
         args.to.As<float>()[index] =
             scalar::WeightBlockScales(args.scales.recipe, amax, 1.0f).decode;

@@ -13,6 +13,7 @@ void QuantizeActivation(const QuantizeActivationArgs& args);
 void QuantizeCodes(const QuantizeCodesArgs& args);
 void TransposeCodes(const TransposeCodesArgs& args);
 void QuantizeBlocks(const QuantizeBlocksArgs& args);
+void QuantizeFp4Blocks(const QuantizeBlocksArgs& args);  // fp4_codes.cc: QuantizeBlocks of kNvFp4
 void PlaceScales(const PlaceScalesArgs& args);
 void UpdateDelayedScales(const DelayedScalesArgs& args);
 void LargestWords(const LargestWordsArgs& args);

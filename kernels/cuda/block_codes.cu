@@ -32,14 +32,23 @@ struct Forms<MxFp8Scheme> {
   static constexpr ScaleForm kActivation = ScaleForm::kBlocks32;
   static constexpr ScaleForm kWeight = ScaleForm::kBlocks32;
 };
+template <>
+struct Forms<NvFp4Scheme> {
+  static constexpr ScaleForm kWeight = ScaleForm::kBlocks16;
+};
 
 // Writes the scale of a block of that amax, and returns what its elements are multiplied by.
+// `tensor` is the encode of the whole tensor, where the recipe has one.
 template <typename S>
-__device__ inline float PlaceScale(uint32_t amax, uint32_t big, int64_t index, void* to) {
+__device__ inline float PlaceScale(
+    uint32_t amax, uint32_t big, int64_t index, void* to, float tensor = 1.0f) {
   if constexpr (S::kRecipe == plan::Recipe::kMxFp8) {
     const uint8_t code = scalar::MxFp8BlockCode(amax);
     static_cast<uint8_t*>(to)[index] = code;
     return scalar::E8M0Multiplier(code);
+  } else if constexpr (S::kRecipe == plan::Recipe::kNvFp4) {
+    static_cast<uint8_t*>(to)[index] = static_cast<uint8_t>(scalar::NvFp4BlockCode(amax, tensor));
+    return S::OfBlock(amax, tensor, big).encode;
   } else {
     const scalar::Scales scales = S::OfBlock(amax, 1.0f, big);
     static_cast<float*>(to)[index] = scales.decode;
@@ -221,6 +230,8 @@ __global__ void __launch_bounds__(kFlatThreads)
   const int64_t blocks = (turned ? p.rows : p.columns) / S::kEdge;
   const int64_t outer = turned ? p.columns : p.all_rows;
   const int64_t all_blocks = (turned ? p.all_rows : p.columns) / S::kEdge;
+  const float tensor =
+      p.domain_amax != nullptr ? scalar::NvFp4TensorScales(*p.domain_amax).encode : 1.0f;
   const int64_t step = int64_t{gridDim.x} * kFlatThreads;
   for (int64_t i = int64_t{blockIdx.x} * kFlatThreads + threadIdx.x; i < rows * blocks; i += step) {
     const int64_t row = i / blocks * kRows;
@@ -233,10 +244,11 @@ __global__ void __launch_bounds__(kFlatThreads)
                                      turned ? p.first_row / S::kEdge + block : block,
                                      outer,
                                      all_blocks);
-    PlaceScale<S>(amax, scalar::kLargestF32Bits, index, p.to);
+    PlaceScale<S>(amax, scalar::kLargestF32Bits, index, p.to, tensor);
   }
 }
 
+// Activations of kNvFp4 are those of fp4_codes.cu.
 template <typename S>
 void AddEntries(int32_t scheme, std::vector<KernelEntry>& entries) {
   entries.push_back(
@@ -248,7 +260,8 @@ void AddEntries(int32_t scheme, std::vector<KernelEntry>& entries) {
 }  // namespace
 
 std::vector<KernelEntry> BlockCodesKernels() {
-  std::vector<KernelEntry> entries;
+  std::vector<KernelEntry> entries = {
+      EntryOf(Kernel::kPlaceScales, kBlocksOfFp4, PlaceScalesKernel<NvFp4Scheme>)};
   AddEntries<Float8BlockScheme>(kBlocksOf128, entries);
   AddEntries<MxFp8Scheme>(kBlocksOf32, entries);
   return entries;

@@ -8,6 +8,7 @@
 
 #include <cstdint>
 
+#include "kernels/cuda/gemm_params.h"
 #include "kernels/cuda/quantize_params.h"
 #include "kernels/cuda/update_params.h"
 
@@ -71,6 +72,8 @@ enum class Kernel : int32_t {
   kBlockCodesAlongColumns,
   kBlockCodesAlongRows,
   kPlaceScales,
+  kFp4CodesAlongColumns,
+  kFp4CodesAlongRows,
   kSumParts,
   kVocabularyStatistics,
   kVocabularyLoss,
@@ -465,24 +468,6 @@ struct FillParams {
   int64_t stride;
   int64_t rows;
   int64_t columns;
-};
-
-struct GemmParams {
-  const void* a;
-  const void* b;
-  void* c;
-  const float* scale_a;  // of the sums; null is absent
-  const float* scale_b;
-  int64_t a_row;  // elements from a[i, p] to a[i + 1, p], after the transposition
-  int64_t a_column;
-  int64_t b_row;
-  int64_t b_column;
-  int64_t c_stride;
-  int64_t m;
-  int64_t n;
-  int64_t k;
-  int32_t accumulate;
-  int32_t unused = 0;
 };
 
 struct AttentionParams {

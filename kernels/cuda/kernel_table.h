@@ -38,6 +38,7 @@ std::vector<KernelEntry> AttentionKernels();
 std::vector<KernelEntry> QuantizeKernels();
 std::vector<KernelEntry> TensorCodesKernels();
 std::vector<KernelEntry> BlockCodesKernels();
+std::vector<KernelEntry> Fp4CodesKernels();
 std::vector<KernelEntry> WeightCodeKernels();
 std::vector<KernelEntry> StatisticsKernels();
 std::vector<KernelEntry> StartKernels();

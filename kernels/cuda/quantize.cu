@@ -6,10 +6,9 @@
 // Bound by memory, but stochastic rounding along columns, where two lanes make one draw each of 16.
 // A thread reads what it will overwrite before anyone writes it, so results may replace sources.
 
-#include "kernels/cuda/code_schemes.cuh"
+#include "kernels/cuda/activation_cast.cuh"
 #include "kernels/cuda/kernel_table.h"
 #include "kernels/scalar/hadamard.h"
-#include "kernels/scalar/philox.h"
 
 namespace ravel::kernels::cuda {
 namespace {
@@ -90,7 +89,7 @@ __global__ void __launch_bounds__(kFlatThreads)
   AddAmax(amax, p.amax);
 }
 
-// A thread transforms 16 rows of a column.
+// A thread transforms 16 rows of a column. Where `to` is absent the amax alone is wanted.
 __global__ void __launch_bounds__(kFlatThreads)
     TransformAmaxKernel(const __grid_constant__ ActivationAmaxParams p) {
   const int64_t step = int64_t{gridDim.x} * kFlatThreads;
@@ -110,35 +109,13 @@ __global__ void __launch_bounds__(kFlatThreads)
 #pragma unroll
     for (int j = 0; j < kHadamard; ++j) {
       const Bf16 rounded = FromFloat<Bf16>(x[j]);
-      to[j * p.to_stride] = rounded;
+      if (p.to != nullptr) {
+        to[j * p.to_stride] = rounded;
+      }
       amax = MaxOf(amax, scalar::MagnitudeBits(ToFloat(rounded)));
     }
   }
   AddAmax(amax, p.amax);
-}
-
-// The tensor's scales, in every thread. One thread of the grid writes what is known of the tensor.
-template <typename S>
-__device__ inline float BeginTensor(const QuantizeActivationParams& p) {
-  scalar::Scales scales = {};
-  const uint32_t amax = p.amax != nullptr ? *p.amax : 0;
-  if constexpr (S::kRecipe == plan::Recipe::kNvFp4) {
-    scales = scalar::NvFp4TensorScales(amax);
-  } else if constexpr (S::kEdge == 0) {
-    const float given = p.encode != nullptr ? *p.encode : 0.0f;
-    scales = given != 0.0f ? scalar::Scales{given, 1.0f / given}
-                           : scalar::TensorScales(S::kRecipe, amax, S::Codes::kLargest);
-  }
-  if (blockIdx.x == 0 && threadIdx.x == 0) {
-    *p.scale = scales.decode;
-    if (p.staged != nullptr) {
-      *p.staged = MaxOf(*p.staged, amax);
-    }
-    if (p.non_finite != nullptr && amax >= scalar::kInfinityBits) {
-      atomicOr(p.non_finite, 1u);
-    }
-  }
-  return scales.encode;
 }
 
 template <typename S>
@@ -149,38 +126,6 @@ __device__ inline scalar::Scales OfBlock(const QuantizeActivationParams& p,
     atomicOr(p.non_finite, 1u);
   }
   return S::OfBlock(amax, tensor, scalar::kLargestBf16Bits);
-}
-
-// The draw of elements [16 * block, 16 * block + 16) of a sample.
-__device__ inline scalar::PhiloxWords DrawAt(const QuantizeActivationParams& p,
-                                             int64_t row,
-                                             uint64_t block) {
-  return scalar::Philox4x32(
-      p.seed,
-      scalar::PhiloxCounter(
-          {.block = block,
-           .sample = p.first_sample + static_cast<uint32_t>(row / p.sequence_tokens),
-           .step = p.device_step != nullptr ? static_cast<uint32_t>(*p.device_step) : p.step,
-           .site = p.site,
-           .purpose = static_cast<scalar::PhiloxPurpose>(p.purpose)}));
-}
-
-// Words of the draw that hold the bytes of kWidth elements from `column` on: rows are whole draws.
-struct HalfDraw {
-  uint32_t words[2] = {0, 0};
-};
-template <typename S>
-__device__ inline HalfDraw DrawHalf(const QuantizeActivationParams& p,
-                                    int64_t row,
-                                    int64_t column) {
-  if constexpr (!S::Codes::kDraws) {
-    return {};
-  } else {
-    const auto index = static_cast<uint64_t>(row % p.sequence_tokens * p.columns + column);
-    const scalar::PhiloxWords words = DrawAt(p, row, index / 16);
-    const bool upper = index % 16 != 0;
-    return {{upper ? words[2] : words[0], upper ? words[3] : words[1]}};
-  }
 }
 
 template <typename S, bool kVectors>
@@ -216,10 +161,6 @@ constexpr int kDrawsOfRow = 3;
 struct WarpDraws {
   uint32_t words[kHadamard][kDrawsOfRow][4];
 };
-
-__device__ inline int64_t IndexOf(const QuantizeActivationParams& p, int64_t row, int64_t column) {
-  return row % p.sequence_tokens * p.columns + column;
-}
 
 __device__ inline void MakeDraws(const QuantizeActivationParams& p,
                                  int64_t row,

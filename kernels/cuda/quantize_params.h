@@ -125,9 +125,12 @@ struct TensorCodesParams {
   int64_t codes_stride;
 };
 
+// Variants of kTransposeCodes.
+inline constexpr int32_t kOneToAByte = 0;
+inline constexpr int32_t kTwoToAByte = 1;
 struct TransposeCodesParams {
   const uint8_t* from;  // contiguous
-  TransposedCodes to;
+  TransposedCodes to;   // rows and columns are those of codes, the stride is of bytes
 };
 
 inline constexpr int kBlockRows = 128;  // of a block's tile, where blocks lie along rows
@@ -146,11 +149,20 @@ struct BlockCodesParams {
   uint32_t unused = 0;
 };
 
+// The same of kNvFp4, two codes to a byte: what is cast as QuantizeActivation does. The variant is
+// kBlocksOfFp4 or kBlocksOfFp4Stochastic.
+struct Fp4CodesParams {
+  QuantizeActivationParams cast;  // without `to`
+  uint8_t* codes;                 // [rows, columns / 2], or along rows [columns, rows / 2]
+  uint8_t* scales;                // ScaleForm::kBlocks16
+};
+
 // The scales of a weight of [rows, columns] whose rows begin at first_row of an operand. The
 // variant is a scheme.
 struct PlaceScalesParams {
   const uint32_t* amax;
-  void* to;  // ScaleForm of the scheme's weights
+  const uint32_t* domain_amax;  // of kBlocksOfFp4
+  void* to;                     // ScaleForm of the scheme's weights
   int64_t grid_columns;
   int64_t rows;
   int64_t columns;

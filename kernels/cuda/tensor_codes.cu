@@ -122,7 +122,7 @@ __global__ void __launch_bounds__(kFlatThreads)
 std::vector<KernelEntry> TensorCodesKernels() {
   return {EntryOf(Kernel::kTensorCodes, kTensorE4M3, TensorCodesKernel<TensorE4M3Scheme>),
           EntryOf(Kernel::kTensorCodes, kTensorE5M2, TensorCodesKernel<TensorE5M2Scheme>),
-          EntryOf(Kernel::kTransposeCodes, 0, TransposeCodesKernel)};
+          EntryOf(Kernel::kTransposeCodes, kOneToAByte, TransposeCodesKernel)};
 }
 
 }  // namespace ravel::kernels::cuda

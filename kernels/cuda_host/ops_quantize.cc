@@ -153,9 +153,11 @@ void DecodeWeight(Stream& stream, const DecodeWeightArgs& args) {
   LaunchStream& on = LaunchStreamOf(stream);
   const Recipe recipe = args.scales.recipe;
   const bool decodes = args.to.present();
-  CHECK_MSG(decodes || plan::BlockEdge(recipe) == 0, "a scale alone has a tensor of one block");
+  const int64_t edge = plan::BlockEdge(recipe);
+  CHECK_MSG(decodes || edge == 0 || recipe == Recipe::kNvFp4,
+            "a scale alone has a recipe with one for the whole tensor");
   const int64_t rows = decodes ? args.to.size[0] : 0;
-  const int64_t columns = decodes ? args.to.size[1] : 0;
+  const int64_t columns = decodes ? args.to.size[1] : args.scales.amax.size[1] * edge;
   if (decodes) {
     RequireMatrix(args.to, rows, columns, DType::kBF16);
     CHECK_MSG(args.to.contiguous(), "contiguous rows are expected");
@@ -345,20 +347,25 @@ void QuantizeCodes(Stream& stream, const QuantizeCodesArgs& args) {
 
 void TransposeCodes(Stream& stream, const TransposeCodesArgs& args) {
   LaunchStream& on = LaunchStreamOf(stream);
+  const int64_t per_byte = args.codes_per_byte;
   const int64_t rows = args.from.size[0];
-  const int64_t columns = args.from.size[1];
-  RequireWholeCodes(args.from, rows, columns);
-  RequireWholeCodes(args.to, columns, rows);
-  CHECK(rows % kCodesStep == 0 && columns % kCodesStep == 0);
+  const int64_t columns = args.from.size[1] * per_byte;
+  CHECK(per_byte == 1 || per_byte == 2);
+  RequireWholeCodes(args.from, rows, columns / per_byte);
+  RequireWholeCodes(args.to, columns, rows / per_byte);
+  const int64_t step = kCodesStep * per_byte;
+  CHECK(rows % step == 0 && columns % step == 0);
   if (rows == 0 || columns == 0) {
     return;
   }
-  on.Run(
-      {.kernel = Kernel::kTransposeCodes, .grid = TileGrid(on, rows, columns)},
-      TransposeCodesParams{
-          .from = args.from.As<uint8_t>(),
-          .to = {
-              .codes = args.to.As<uint8_t>(), .stride = rows, .rows = rows, .columns = columns}});
+  on.Run({.kernel = Kernel::kTransposeCodes,
+          .variant = per_byte == 2 ? kTwoToAByte : kOneToAByte,
+          .grid = TileGrid(on, rows, columns)},
+         TransposeCodesParams{.from = args.from.As<uint8_t>(),
+                              .to = {.codes = args.to.As<uint8_t>(),
+                                     .stride = rows / per_byte,
+                                     .rows = rows,
+                                     .columns = columns}});
 }
 
 namespace {
@@ -378,7 +385,74 @@ void ZeroPadding(LaunchStream& on, const TensorView& scales, int64_t bytes_of_bl
 }
 
 int64_t BytesOfScale(ScaleForm form) {
-  return form == ScaleForm::kBlocks32 ? 1 : DTypeBytes(DType::kF32);
+  return form == ScaleForm::kBlocks16 || form == ScaleForm::kBlocks32 ? 1 : DTypeBytes(DType::kF32);
+}
+
+void RequireBlocks(const QuantizeBlocksArgs& args) {
+  const int64_t tokens = args.from.size[0];
+  const int64_t columns = args.from.size[1];
+  const bool turned = args.along == BlocksAlong::kRows;
+  const int64_t outer = turned ? columns : tokens;
+  const int64_t inner = turned ? tokens : columns;
+  const int64_t step = CodesStep(args.recipe);
+  RequireMatrix(args.from, tokens, columns, DType::kBF16);
+  CHECK_MSG(columns % step == 0 && tokens % step == 0 &&
+                reinterpret_cast<uintptr_t>(args.from.data) % 8 == 0 &&
+                (args.from.row_stride % 4 == 0 || tokens <= 1),
+            "activations are read by 8 bytes");
+  CHECK_MSG(args.recipe != Recipe::kMxFp8 || inner % plan::BlockEdge(args.recipe) == 0,
+            "mxfp8 takes whole blocks");
+  RequireWholeCodes(args.codes, outer, inner / plan::CodesPerByte(args.recipe));
+  CHECK_EQ(reinterpret_cast<uintptr_t>(args.codes.data) % kQuantizeWidth, 0u);
+  RequireScales(args.scales, ActivationScaleForm(args.recipe), outer, inner);
+  RequireWordIfPresent(args.non_finite, DType::kU32);
+}
+
+// The amax of the tensor comes first; along rows, that of the transform, which is made twice and
+// stored nowhere.
+void QuantizeFp4Blocks(LaunchStream& on, const QuantizeBlocksArgs& args) {
+  RequireWord(args.scale, DType::kF32);
+  CHECK_MSG(args.draws.sequence_tokens > 0, "a sequence has tokens");
+  const int64_t tokens = args.from.size[0];
+  const int64_t columns = args.from.size[1];
+  const bool turned = args.along == BlocksAlong::kRows;
+  const uint32_t* amax = TensorAmax(on,
+                                    {.recipe = args.recipe,
+                                     .role = args.role,
+                                     .along = args.along,
+                                     .from = args.from,
+                                     .to = {},
+                                     .scale = args.scale});
+  const auto purpose = turned ? scalar::PhiloxPurpose::kGradientAlongRows
+                              : scalar::PhiloxPurpose::kGradientAlongColumns;
+  const int64_t tiles =
+      DivCeil(tokens, int64_t{kBlockRows}) * DivCeil(columns, int64_t{kBlockColumns});
+  const bool gradient = args.role == ActivationRole::kGradient;
+  on.Run({.kernel = turned ? Kernel::kFp4CodesAlongRows : Kernel::kFp4CodesAlongColumns,
+          .variant = gradient ? kBlocksOfFp4Stochastic : kBlocksOfFp4,
+          .grid = turned ? std::array<uint32_t, 3>{FlatGrid(on, tiles * kFlatThreads), 1, 1}
+                         : WarpGrid(on, tokens * DivCeil(columns, int64_t{kQuantizeColumns}))},
+         Fp4CodesParams{.cast = {.from = args.from.data,
+                                 .to = nullptr,
+                                 .amax = amax,
+                                 .scale = args.scale.As<float>(),
+                                 .encode = nullptr,
+                                 .staged = nullptr,
+                                 .non_finite = args.non_finite.As<uint32_t>(),
+                                 .from_stride = args.from.row_stride,
+                                 .to_stride = 0,
+                                 .rows = tokens,
+                                 .columns = columns,
+                                 .sequence_tokens = args.draws.sequence_tokens,
+                                 .seed = args.draws.seed,
+                                 .device_step = args.draws.device_step,
+                                 .step = args.draws.step,
+                                 .site = args.draws.site,
+                                 .first_sample = args.draws.first_sample,
+                                 .purpose = static_cast<uint32_t>(purpose),
+                                 .least = 0},
+                        .codes = args.codes.As<uint8_t>(),
+                        .scales = args.scales.As<uint8_t>()});
 }
 
 }  // namespace
@@ -391,21 +465,15 @@ void QuantizeBlocks(Stream& stream, const QuantizeBlocksArgs& args) {
   const int64_t outer = turned ? columns : tokens;
   const int64_t inner = turned ? tokens : columns;
   const ScaleForm form = ActivationScaleForm(args.recipe);
-  RequireMatrix(args.from, tokens, columns, DType::kBF16);
-  CHECK_MSG(columns % kCodesStep == 0 && tokens % kCodesStep == 0 &&
-                reinterpret_cast<uintptr_t>(args.from.data) % 8 == 0 &&
-                (args.from.row_stride % 4 == 0 || tokens <= 1),
-            "activations are read by 8 bytes");
-  CHECK_MSG(args.recipe != Recipe::kMxFp8 || inner % plan::BlockEdge(args.recipe) == 0,
-            "mxfp8 takes whole blocks");
-  RequireWholeCodes(args.codes, outer, inner);
-  CHECK_EQ(reinterpret_cast<uintptr_t>(args.codes.data) % kQuantizeWidth, 0u);
-  RequireScales(args.scales, form, outer, inner);
-  RequireWordIfPresent(args.non_finite, DType::kU32);
+  RequireBlocks(args);
   if (tokens == 0 || columns == 0) {
     return;
   }
   ZeroPadding(on, args.scales, outer * ScaleBlocks(form, inner) * BytesOfScale(form));
+  if (args.recipe == Recipe::kNvFp4) {
+    QuantizeFp4Blocks(on, args);
+    return;
+  }
   const BlockCodesParams params = {.from = args.from.data,
                                    .codes = args.codes.As<uint8_t>(),
                                    .scales = args.scales.data,
@@ -435,6 +503,10 @@ void PlaceScales(Stream& stream, const PlaceScalesArgs& args) {
   CHECK(args.rows % edge == 0 && args.columns % edge == 0 && args.first_row % edge == 0);
   CHECK(args.first_row >= 0 && args.first_row + args.rows <= args.all_rows);
   RequireGrid(args.scales.amax, edge, args.rows, args.columns);
+  const bool two_levels = recipe == Recipe::kNvFp4;
+  if (two_levels) {
+    RequireWord(args.scales.domain_amax, DType::kU32);
+  }
   if (args.rows == 0 || args.columns == 0) {
     return;
   }
@@ -446,14 +518,16 @@ void PlaceScales(Stream& stream, const PlaceScalesArgs& args) {
   on.Run({.kernel = Kernel::kPlaceScales,
           .variant = SchemeOf(recipe),
           .grid = {FlatGrid(on, args.rows / rows_of_scale * args.columns / edge), 1, 1}},
-         PlaceScalesParams{.amax = args.scales.amax.As<uint32_t>(),
-                           .to = args.to.data,
-                           .grid_columns = args.scales.amax.row_stride,
-                           .rows = args.rows,
-                           .columns = args.columns,
-                           .first_row = args.first_row,
-                           .all_rows = args.all_rows,
-                           .turned = turned ? 1 : 0});
+         PlaceScalesParams{
+             .amax = args.scales.amax.As<uint32_t>(),
+             .domain_amax = two_levels ? args.scales.domain_amax.As<uint32_t>() : nullptr,
+             .to = args.to.data,
+             .grid_columns = args.scales.amax.row_stride,
+             .rows = args.rows,
+             .columns = args.columns,
+             .first_row = args.first_row,
+             .all_rows = args.all_rows,
+             .turned = turned ? 1 : 0});
 }
 
 static_assert(kSlotsOfDomain == kDelayedSlots);

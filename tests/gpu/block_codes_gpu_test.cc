@@ -15,6 +15,7 @@
 #include "kernels/gemm.h"
 #include "kernels/quantize.h"
 #include "kernels/scalar/block_scales.h"
+#include "kernels/scalar/float4.h"
 #include "kernels/scalar/float8.h"
 #include "tests/gpu/twin_matrix.h"
 
@@ -23,78 +24,154 @@ namespace {
 
 using plan::Recipe;
 
-// Codes and scales of blocks: those of the CPU, and together what QuantizeActivation makes.
-TEST_F(GpuQuantizeTest, CodesOfBlocksAreThoseOfTheCpuAndOfDecodedValues) {
-  for (const Recipe recipe : {Recipe::kFloat8Block, Recipe::kMxFp8}) {
-    for (const BlocksAlong along : {BlocksAlong::kColumns, BlocksAlong::kRows}) {
-      for (const auto& [tokens, columns, gap, bad] :
-           {std::tuple(int64_t{160}, int64_t{96}, int64_t{0}, 0.0f),
-            std::tuple(int64_t{288}, int64_t{352}, int64_t{4}, 0.0f),
-            std::tuple(int64_t{32}, int64_t{64}, int64_t{64}, std::nanf(""))}) {
-        const bool turned = along == BlocksAlong::kRows;
-        const float epsilon = plan::HasAmaxEpsilon(recipe) && columns == 96 ? 40.0f : 0.0f;
-        const int64_t outer = turned ? columns : tokens;
-        const int64_t inner = turned ? tokens : columns;
-        const ScaleForm form = ActivationScaleForm(recipe);
-        TwinMatrix from(DType::kBF16, tokens, columns, gap);
-        TwinMatrix decoded(DType::kBF16, tokens, columns);
-        TwinMatrix codes(DType::kU8, outer, inner);
-        TwinMatrix scales(DType::kU8, 1, ScaleBytes(form, outer, inner));
-        TwinMatrix flag(DType::kU32, 1, 1);
-        TwinMatrix scale(DType::kF32, 1, 1);
-        Fill(from, 22, bad);
-        Set(flag, 0u);
-        codes.Send();
-        scales.Send();
-        const auto run = [&](Stream& stream, auto on) {
-          QuantizeBlocks(stream,
-                         {.recipe = recipe,
-                          .along = along,
-                          .from = (from.*on)(),
-                          .codes = (codes.*on)(),
-                          .scales = (scales.*on)(),
-                          .non_finite = (flag.*on)(),
-                          .epsilon = epsilon});
-        };
-        run(cpu_, &TwinMatrix::host);
-        run(gpu(), &TwinMatrix::device);
-        SCOPED_TRACE(::testing::Message()
-                     << "recipe " << static_cast<int>(recipe) << " along "
-                     << static_cast<int>(along) << " " << tokens << " x " << columns);
-        for (TwinMatrix* made : {&codes, &scales, &flag}) {
-          EXPECT_TRUE(made->Same());
-        }
-        EXPECT_EQ(*flag.host().As<uint32_t>() != 0, bad != 0);
-        QuantizeActivation(cpu_,
-                           {.recipe = recipe,
-                            .along = along,
-                            .from = from.host(),
-                            .to = decoded.host(),
-                            .scale = scale.host(),
-                            .epsilon = epsilon});
-        const int64_t blocks = ScaleBlocks(form, inner);
-        for (int64_t row = 0; row < outer; ++row) {
-          for (int64_t at = 0; at < inner; ++at) {
-            const float code = scalar::E4M3::ValueOfCode(codes.host().Row<uint8_t>(row)[at]);
-            const int64_t index = ScaleIndex(form, row, at / CodesOfScale(form), outer, blocks);
-            const float of_block = form == ScaleForm::kBlocks32
-                                       ? scalar::E8M0Value(scales.host().As<uint8_t>()[index])
-                                       : scales.host().As<float>()[index];
-            const float of_bf16 =
-                Bf16ToFloat(decoded.host().Row<uint16_t>(turned ? at : row)[turned ? row : at]);
-            ASSERT_TRUE(code * of_block == of_bf16 ||
-                        (std::isnan(code * of_block) && std::isnan(of_bf16)))
-                << row << ", " << at;
-          }
+// The value of element `at` of a row of codes, and of the scale of its block.
+float CodeAt(ScaleForm form, const TensorView& codes, int64_t row, int64_t at) {
+  const uint32_t byte = codes.Row<uint8_t>(row)[at / CodesOfByte(form)];
+  return form == ScaleForm::kBlocks16 ? scalar::E2M1Value(byte >> (at % 2 * 4) & 0xFu)
+                                      : scalar::E4M3::ValueOfCode(byte);
+}
+float ScaleOf(ScaleForm form, const TensorView& scales, int64_t index) {
+  switch (form) {
+    case ScaleForm::kBlocks16:
+      return scalar::E4M3::ValueOfCode(scales.As<uint8_t>()[index]);
+    case ScaleForm::kBlocks32:
+      return scalar::E8M0Value(scales.As<uint8_t>()[index]);
+    default:
+      return scales.As<float>()[index];
+  }
+}
+
+constexpr Recipe kOfBlocks[] = {Recipe::kFloat8Block, Recipe::kMxFp8, Recipe::kNvFp4};
+
+class GpuBlockCodesTest : public GpuQuantizeTest {
+ protected:
+  struct Case {
+    Recipe recipe;
+    ActivationRole role;
+    BlocksAlong along;
+    int64_t tokens;
+    int64_t columns;
+    int64_t gap;
+    float bad;
+  };
+
+  // Codes and scales of blocks are those of the CPU, and together what QuantizeActivation makes.
+  void Compare(const Case& of) {
+    const bool turned = of.along == BlocksAlong::kRows;
+    const float epsilon = plan::HasAmaxEpsilon(of.recipe) && of.columns == 96 ? 40.0f : 0.0f;
+    const int64_t outer = turned ? of.columns : of.tokens;
+    const int64_t inner = turned ? of.tokens : of.columns;
+    const ScaleForm form = ActivationScaleForm(of.recipe);
+    const ActivationDraws draws = {
+        .seed = 77, .step = 5, .site = 9, .first_sample = 3, .sequence_tokens = of.tokens / 2};
+    TwinMatrix from(DType::kBF16, of.tokens, of.columns, of.gap);
+    TwinMatrix decoded(DType::kBF16, of.tokens, of.columns);
+    TwinMatrix codes(DType::kU8, outer, inner / CodesOfByte(form));
+    TwinMatrix scales(DType::kU8, 1, ScaleBytes(form, outer, inner));
+    TwinMatrix flag(DType::kU32, 1, 1);
+    TwinMatrix scale(DType::kF32, 1, 1);
+    TwinMatrix whole(DType::kF32, 1, 1);
+    Fill(from, 22, of.bad);
+    Set(flag, 0u);
+    Set(scale, 1.0f);
+    codes.Send();
+    scales.Send();
+    const auto run = [&](Stream& stream, auto on) {
+      QuantizeBlocks(stream,
+                     {.recipe = of.recipe,
+                      .role = of.role,
+                      .along = of.along,
+                      .from = (from.*on)(),
+                      .codes = (codes.*on)(),
+                      .scales = (scales.*on)(),
+                      .scale = of.recipe == Recipe::kNvFp4 ? (scale.*on)() : TensorView(),
+                      .non_finite = (flag.*on)(),
+                      .draws = draws,
+                      .epsilon = epsilon});
+    };
+    run(cpu_, &TwinMatrix::host);
+    run(gpu(), &TwinMatrix::device);
+    SCOPED_TRACE(::testing::Message()
+                 << "recipe " << static_cast<int>(of.recipe) << " role "
+                 << static_cast<int>(of.role) << " along " << static_cast<int>(of.along) << " "
+                 << of.tokens << " x " << of.columns);
+    for (TwinMatrix* made : {&codes, &scales, &flag, &scale}) {
+      EXPECT_TRUE(made->Same());
+    }
+    EXPECT_EQ(*flag.host().As<uint32_t>() != 0, of.bad != 0);
+    QuantizeActivation(cpu_,
+                       {.recipe = of.recipe,
+                        .role = of.role,
+                        .along = of.along,
+                        .from = from.host(),
+                        .to = decoded.host(),
+                        .scale = whole.host(),
+                        .draws = draws,
+                        .epsilon = epsilon});
+    if (of.bad == 0) {
+      EXPECT_EQ(*scale.host().As<float>(), *whole.host().As<float>());
+    }
+    const int64_t blocks = ScaleBlocks(form, inner);
+    for (int64_t row = 0; row < outer; ++row) {
+      for (int64_t at = 0; at < inner; ++at) {
+        const float code = CodeAt(form, codes.host(), row, at);
+        const int64_t index = ScaleIndex(form, row, at / CodesOfScale(form), outer, blocks);
+        const float of_block = ScaleOf(form, scales.host(), index);
+        const float of_bf16 =
+            Bf16ToFloat(decoded.host().Row<uint16_t>(turned ? at : row)[turned ? row : at]);
+        ASSERT_TRUE(code * of_block == of_bf16 ||
+                    (std::isnan(code * of_block) && std::isnan(of_bf16)))
+            << row << ", " << at;
+      }
+    }
+  }
+};
+
+TEST_F(GpuBlockCodesTest, CodesOfBlocksAreThoseOfTheCpuAndOfDecodedValues) {
+  for (const Recipe recipe : kOfBlocks) {
+    for (const ActivationRole role : {ActivationRole::kInput, ActivationRole::kGradient}) {
+      for (const BlocksAlong along : {BlocksAlong::kColumns, BlocksAlong::kRows}) {
+        for (const auto& [tokens, columns, gap, bad] :
+             {std::tuple(int64_t{160}, int64_t{96}, int64_t{0}, 0.0f),
+              std::tuple(int64_t{288}, int64_t{352}, int64_t{4}, 0.0f),
+              std::tuple(int64_t{32}, int64_t{64}, int64_t{64}, std::nanf(""))}) {
+          Compare({recipe, role, along, tokens, columns, gap, bad});
         }
       }
     }
   }
 }
 
+// Packed codes, of which each is a nibble.
+TEST_F(GpuBlockCodesTest, PackedCodesAreTransposedAsOnTheCpu) {
+  for (const auto& [rows, columns] :
+       {std::pair(int64_t{32}, int64_t{32}), {96, 160}, {192, 64}, {64, 224}}) {
+    TwinMatrix from(DType::kU8, rows, columns / 2);
+    TwinMatrix to(DType::kU8, columns, rows / 2);
+    std::mt19937 random(static_cast<uint32_t>(InputSeed()));
+    for (int64_t i = 0; i < rows * columns / 2; ++i) {
+      from.host().As<uint8_t>()[i] = static_cast<uint8_t>(random());
+    }
+    from.Send();
+    to.Send();
+    const auto run = [&](Stream& stream, auto on) {
+      TransposeCodes(stream, {.from = (from.*on)(), .to = (to.*on)(), .codes_per_byte = 2});
+    };
+    run(cpu_, &TwinMatrix::host);
+    run(gpu(), &TwinMatrix::device);
+    EXPECT_TRUE(to.Same()) << rows << " x " << columns;
+    for (int64_t row = 0; row < rows; ++row) {
+      for (int64_t column = 0; column < columns; ++column) {
+        ASSERT_EQ(CodeAt(ScaleForm::kBlocks16, to.host(), column, row),
+                  CodeAt(ScaleForm::kBlocks16, from.host(), row, column));
+      }
+    }
+  }
+}
+
 // Of an operand of two weights, in the order of either index.
-TEST_F(GpuQuantizeTest, ScalesOfWeightsArePlacedAsOnTheCpu) {
-  for (const Recipe recipe : {Recipe::kFloat8Block, Recipe::kMxFp8}) {
+TEST_F(GpuBlockCodesTest, ScalesOfWeightsArePlacedAsOnTheCpu) {
+  for (const Recipe recipe : kOfBlocks) {
     for (const BlocksAlong inner : {BlocksAlong::kColumns, BlocksAlong::kRows}) {
       const int64_t edge = plan::BlockEdge(recipe);
       const int64_t columns = 5 * edge;
@@ -105,40 +182,51 @@ TEST_F(GpuQuantizeTest, ScalesOfWeightsArePlacedAsOnTheCpu) {
       const int64_t outer = turned ? columns : all_rows;
       const int64_t blocks = ScaleBlocks(form, turned ? all_rows : columns);
       TwinMatrix amax(DType::kU32, all_rows / edge, 5);
+      TwinMatrix domain(DType::kU32, 1, 1);
+      TwinMatrix whole(DType::kF32, 1, 1);
       TwinMatrix to(DType::kU8, 1, ScaleBytes(form, outer, turned ? all_rows : columns));
+      const uint32_t largest = std::bit_cast<uint32_t>(2560.0f);
       for (int64_t i = 0; i < amax.host().elements(); ++i) {
         amax.host().As<uint32_t>()[i] =
             std::bit_cast<uint32_t>(std::ldexp(1.25f, static_cast<int>(i % 23) - 11));
       }
       amax.Send();
       to.Send();
+      Set(domain, largest);
+      Set(whole, 1.0f);
       const auto run = [&](Stream& stream, auto on) {
         int64_t first = 0;
         for (const int64_t rows : parts) {
+          const WeightScales scales = {.recipe = recipe,
+                                       .amax = RowsOf((amax.*on)(), first / edge, rows / edge),
+                                       .domain_amax = (domain.*on)()};
           PlaceScales(stream,
-                      {.scales = {.recipe = recipe,
-                                  .amax = RowsOf((amax.*on)(), first / edge, rows / edge)},
+                      {.scales = scales,
                        .inner = inner,
                        .rows = rows,
                        .columns = columns,
                        .first_row = first,
                        .all_rows = all_rows,
                        .to = (to.*on)()});
+          if (recipe == Recipe::kNvFp4) {
+            DecodeWeight(stream, {.codes = {}, .scales = scales, .to = {}, .scale = (whole.*on)()});
+          }
           first += rows;
         }
       };
       run(cpu_, &TwinMatrix::host);
       run(gpu(), &TwinMatrix::device);
       EXPECT_TRUE(to.Same());
+      EXPECT_TRUE(whole.Same());
+      const scalar::Scales tensor = scalar::WeightTensorScales(recipe, largest, 0);
+      EXPECT_EQ(*whole.host().As<float>(), tensor.decode);
       for (int64_t row = 0; row < all_rows; ++row) {
         for (int64_t column = 0; column < columns; ++column) {
           const int64_t index = ScaleIndex(
               form, turned ? column : row, (turned ? row : column) / edge, outer, blocks);
-          const float of_block = form == ScaleForm::kBlocks32
-                                     ? scalar::E8M0Value(to.host().As<uint8_t>()[index])
-                                     : to.host().As<float>()[index];
           const uint32_t bits = amax.host().Row<uint32_t>(row / edge)[column / edge];
-          ASSERT_EQ(of_block, scalar::WeightBlockScales(recipe, bits, 1.0f).decode)
+          ASSERT_EQ(ScaleOf(form, to.host(), index),
+                    scalar::WeightBlockScales(recipe, bits, tensor.encode).decode)
               << row << ", " << column;
         }
       }

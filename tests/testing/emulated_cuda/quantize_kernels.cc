@@ -1,7 +1,5 @@
 // Operands of the kernels of quantization.
 
-#include <string_view>
-
 #include "common/check.h"
 #include "common/gemm_scales.h"
 #include "common/recipe.h"
@@ -154,15 +152,17 @@ void TensorCodes(const TensorCodesParams& p, Operands& on) {
 }
 
 void TransposeCodes(const TransposeCodesParams& p, Operands& on) {
+  const int64_t per_byte = on.launch().variant == kTwoToAByte ? 2 : 1;
   on.RequireBlock(kFlatThreads);
-  on.Array(kRead, "from", p.from, p.to.rows * p.to.columns);
-  on.Array(kWrite, "to", p.to.codes, p.to.rows * p.to.columns);
+  on.Require(p.to.stride == p.to.rows / per_byte, "transposed codes are not contiguous");
+  on.Array(kRead, "from", p.from, p.to.rows * p.to.columns / per_byte);
+  on.Array(kWrite, "to", p.to.codes, p.to.rows * p.to.columns / per_byte);
 }
 
+template <bool kTurned>
 void BlockCodes(const BlockCodesParams& p, Operands& on) {
   const ScaleForm form =
       on.launch().variant == kBlocksOf32 ? ScaleForm::kBlocks32 : ScaleForm::kBlocks128;
-  const bool turned = on.launch().name == std::string_view("BlockCodesAlongRows");
   on.RequireBlock(kFlatThreads);
   on.Require(reinterpret_cast<uintptr_t>(p.from) % 8 == 0 && p.from_stride % 4 == 0 &&
                  reinterpret_cast<uintptr_t>(p.codes) % 8 == 0,
@@ -173,14 +173,49 @@ void BlockCodes(const BlockCodesParams& p, Operands& on) {
   on.Array(kUpdate,
            "scales",
            static_cast<uint8_t*>(p.scales),
-           ScaleBytes(form, turned ? p.columns : p.rows, turned ? p.rows : p.columns));
+           ScaleBytes(form, kTurned ? p.columns : p.rows, kTurned ? p.rows : p.columns));
   on.Array(kAtomic, "non_finite", p.non_finite, 1);
 }
 
-void PlaceScales(const PlaceScalesParams& p, Operands& on) {
-  const bool squares = on.launch().variant == kBlocksOf128;
-  const ScaleForm form = squares ? ScaleForm::kSquares128 : ScaleForm::kBlocks32;
+template <bool kTurned>
+void Fp4Codes(const Fp4CodesParams& p, Operands& on) {
+  const int64_t rows = p.cast.rows;
+  const int64_t columns = p.cast.columns;
   on.RequireBlock(kFlatThreads);
+  on.Require(reinterpret_cast<uintptr_t>(p.cast.from) % 8 == 0 && p.cast.from_stride % 4 == 0 &&
+                 reinterpret_cast<uintptr_t>(p.codes) % 8 == 0,
+             "accesses of 8 bytes do not fit");
+  on.Require(reinterpret_cast<uintptr_t>(p.scales) % 16 == 0, "scales are not aligned");
+  on.Require(rows % 32 == 0 && columns % 32 == 0, "rows of codes are not whole 16 bytes");
+  on.Require(p.cast.amax != nullptr, "no amax of the tensor");
+  on.Add(kRead, "from", p.cast.from, {rows, columns, p.cast.from_stride}, DType::kBF16);
+  on.Array(kWrite, "codes", p.codes, rows * columns / 2);
+  on.Array(kUpdate,
+           "scales",
+           p.scales,
+           ScaleBytes(ScaleForm::kBlocks16, kTurned ? columns : rows, kTurned ? rows : columns));
+  on.Array(kRead, "amax", p.cast.amax, 1);
+  on.Array(kWrite, "scale", p.cast.scale, 1);
+  on.Array(kAtomic, "non_finite", p.cast.non_finite, 1);
+  on.Array(kRead, "device_step", p.cast.device_step, 1);
+}
+
+ScaleForm WeightFormOf(int32_t scheme) {
+  switch (scheme) {
+    case kBlocksOf128:
+      return ScaleForm::kSquares128;
+    case kBlocksOfFp4:
+      return ScaleForm::kBlocks16;
+    default:
+      return ScaleForm::kBlocks32;
+  }
+}
+
+void PlaceScales(const PlaceScalesParams& p, Operands& on) {
+  const ScaleForm form = WeightFormOf(on.launch().variant);
+  on.RequireBlock(kFlatThreads);
+  on.Require(p.domain_amax != nullptr || form != ScaleForm::kBlocks16, "no amax of the domain");
+  on.Array(kRead, "domain_amax", p.domain_amax, 1);
   on.Require(reinterpret_cast<uintptr_t>(p.to) % 16 == 0, "scales are not aligned");
   on.Array(kRead, "amax", p.amax, p.rows / EdgeOf(on.launch().variant) * p.grid_columns);
   on.Array(
@@ -203,23 +238,26 @@ void LargestWords(const LargestWordsParams& p, Operands& on) {
 }  // namespace
 
 std::vector<KernelOperands> QuantizeKernelOperands() {
-  return {
-      Declare<BlockAmaxParams, BlockAmax>(Kernel::kBlockAmax, "BlockAmax"),
-      Declare<QuantizeWeightParams, QuantizeWeight>(Kernel::kQuantizeWeight, "QuantizeWeight"),
-      Declare<DecodeWeightParams, DecodeWeight>(Kernel::kDecodeWeight, "DecodeWeight"),
-      Declare<ActivationAmaxParams, ActivationAmax>(Kernel::kActivationAmax, "ActivationAmax"),
-      Declare<QuantizeActivationParams, QuantizeActivation>(Kernel::kQuantizeAlongColumns,
-                                                            "QuantizeAlongColumns"),
-      Declare<QuantizeActivationParams, QuantizeActivation>(Kernel::kQuantizeAlongRows,
-                                                            "QuantizeAlongRows"),
-      Declare<DelayedScalesParams, DelayedScales>(Kernel::kDelayedScales, "DelayedScales"),
-      Declare<TensorCodesParams, TensorCodes>(Kernel::kTensorCodes, "TensorCodes"),
-      Declare<TransposeCodesParams, TransposeCodes>(Kernel::kTransposeCodes, "TransposeCodes"),
-      Declare<BlockCodesParams, BlockCodes>(Kernel::kBlockCodesAlongColumns,
-                                            "BlockCodesAlongColumns"),
-      Declare<BlockCodesParams, BlockCodes>(Kernel::kBlockCodesAlongRows, "BlockCodesAlongRows"),
-      Declare<PlaceScalesParams, PlaceScales>(Kernel::kPlaceScales, "PlaceScales"),
-      Declare<LargestWordsParams, LargestWords>(Kernel::kLargestWords, "LargestWords")};
+  return {Declare<BlockAmaxParams, BlockAmax>(Kernel::kBlockAmax, "BlockAmax"),
+          Declare<QuantizeWeightParams, QuantizeWeight>(Kernel::kQuantizeWeight, "QuantizeWeight"),
+          Declare<DecodeWeightParams, DecodeWeight>(Kernel::kDecodeWeight, "DecodeWeight"),
+          Declare<ActivationAmaxParams, ActivationAmax>(Kernel::kActivationAmax, "ActivationAmax"),
+          Declare<QuantizeActivationParams, QuantizeActivation>(Kernel::kQuantizeAlongColumns,
+                                                                "QuantizeAlongColumns"),
+          Declare<QuantizeActivationParams, QuantizeActivation>(Kernel::kQuantizeAlongRows,
+                                                                "QuantizeAlongRows"),
+          Declare<DelayedScalesParams, DelayedScales>(Kernel::kDelayedScales, "DelayedScales"),
+          Declare<TensorCodesParams, TensorCodes>(Kernel::kTensorCodes, "TensorCodes"),
+          Declare<TransposeCodesParams, TransposeCodes>(Kernel::kTransposeCodes, "TransposeCodes"),
+          Declare<BlockCodesParams, BlockCodes<false>>(Kernel::kBlockCodesAlongColumns,
+                                                       "BlockCodesAlongColumns"),
+          Declare<BlockCodesParams, BlockCodes<true>>(Kernel::kBlockCodesAlongRows,
+                                                      "BlockCodesAlongRows"),
+          Declare<Fp4CodesParams, Fp4Codes<false>>(Kernel::kFp4CodesAlongColumns,
+                                                   "Fp4CodesAlongColumns"),
+          Declare<Fp4CodesParams, Fp4Codes<true>>(Kernel::kFp4CodesAlongRows, "Fp4CodesAlongRows"),
+          Declare<PlaceScalesParams, PlaceScales>(Kernel::kPlaceScales, "PlaceScales"),
+          Declare<LargestWordsParams, LargestWords>(Kernel::kLargestWords, "LargestWords")};
 }
 
 }  // namespace ravel::kernels::cuda::emulated

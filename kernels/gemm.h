@@ -30,6 +30,12 @@ enum class Output { kOverwrite, kAccumulate };
 // multiplied by those of its blocks. Squares of both operands are not computed by cuBLASLt, nor are
 // blocks of 32 beside others.
 //
+// With kBlocks16, of both operands, a and b are E2M1 codes, two to a byte: u8 [m, k / 2] and
+// [n, k / 2], element 2k in the low nibble, k a multiple of 32. Each has a scale of the whole
+// beside those of its blocks (whole_a, whole_b: fp32 [1]): c (=|+=) mul(*whole_a, *whole_b) * (a
+// b). That product and the factor of c are made at `factors` (fp32 [2]), memory of the device that
+// is this gemm's until it is done, because cuBLASLt takes either both from the device or neither.
+//
 // Where ranks of a tensor axis may cut c, `part` has the size of c on a rank that has one part of
 // it. On CUDA the algorithm is then the one for that size, whatever this rank has, and where the
 // bits of its elements depend on the size nevertheless, c is computed part by part
@@ -50,6 +56,9 @@ struct GemmArgs {
   TensorView scale_b = {};
   ScaleForm form_a = ScaleForm::kTensor;
   ScaleForm form_b = ScaleForm::kTensor;
+  TensorView whole_a = {};  // of kBlocks16, like the next two
+  TensorView whole_b = {};
+  TensorView factors = {};
   bool fast_accumulation = false;
   GemmPart part = {};
 };

@@ -8,7 +8,7 @@
 
 namespace ravel::kernels::cuda {
 
-inline constexpr int32_t kCudaAbiVersion = 16;
+inline constexpr int32_t kCudaAbiVersion = 17;
 
 // Errors of NCCL: kNcclErrors plus an ncclResult_t, or kNcclOtherError; all below kNcclErrorsEnd.
 inline constexpr int32_t kNcclErrors = 15000;
@@ -59,7 +59,8 @@ struct RavelCudaLaunch {
 // c [m, n] (=|+=) op(a) * op(b), row-major, sums in fp32. Types are those of common/dtype.h: fp32
 // or bf16, one for a and b; or codes (E4M3, E5M2), each with a type of its own, where c (=|+=)
 // *scale_a * *scale_b * (op(a) * op(b)), or products are scaled block by block: forms are
-// those of common/gemm_scales.h.
+// those of common/gemm_scales.h. Codes of two to a byte have the type u8 and the form kBlocks16;
+// their strides are in codes, and c = factors[0] * (op(a) * op(b)) + factors[1] * c.
 struct RavelCudaGemm {
   int64_t m;
   int64_t n;
@@ -97,6 +98,7 @@ struct RavelCudaGemmBuffers {
   uint64_t workspace_bytes;
   const void* scale_a;  // of codes, in memory of the device; else null
   const void* scale_b;
+  const float* factors;  // [2], of kBlocks16, in memory of the device; else null
 };
 
 // Causal attention of bf16 heads through cuDNN; shapes as kernels/attention.h has them. Strides are

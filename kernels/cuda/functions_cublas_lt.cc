@@ -20,6 +20,7 @@ namespace {
 
 // common/dtype.h
 constexpr int32_t kBf16 = 3;
+constexpr int32_t kPackedE2M1 = 12;  // u8
 constexpr int32_t kE4M3 = 14;
 constexpr int32_t kE5M2 = 15;
 constexpr int kMaxDevices = 64;
@@ -134,12 +135,15 @@ cudaDataType_t TypeOf(int32_t type) {
       return CUDA_R_8F_E4M3;
     case kE5M2:
       return CUDA_R_8F_E5M2;
+    case kPackedE2M1:
+      return CUDA_R_4F_E2M1;
     default:
       return CUDA_R_32F;
   }
 }
 
 static_assert(static_cast<int>(ScaleForm::kTensor) == CUBLASLT_MATMUL_MATRIX_SCALE_SCALAR_32F);
+static_assert(static_cast<int>(ScaleForm::kBlocks16) == CUBLASLT_MATMUL_MATRIX_SCALE_VEC16_UE4M3);
 static_assert(static_cast<int>(ScaleForm::kBlocks32) == CUBLASLT_MATMUL_MATRIX_SCALE_VEC32_UE8M0);
 static_assert(static_cast<int>(ScaleForm::kBlocks128) == CUBLASLT_MATMUL_MATRIX_SCALE_VEC128_32F);
 static_assert(static_cast<int>(ScaleForm::kSquares128) ==
@@ -149,6 +153,12 @@ bool OfCodes(const RavelCudaGemm& gemm) {
   return gemm.b_type != 0;
 }
 
+// Such codes have a scale of the whole beside those of blocks, so the factors of the product and of
+// the result lie in memory of the device.
+bool FactorsOnDevice(const RavelCudaGemm& gemm) {
+  return gemm.b_type == kPackedE2M1;
+}
+
 // Where a description has a scale, for proposals, which read none: codes have one.
 const RavelCudaGemmBuffers kAnyBuffers = {.a = nullptr,
                                           .b = nullptr,
@@ -156,7 +166,8 @@ const RavelCudaGemmBuffers kAnyBuffers = {.a = nullptr,
                                           .workspace = nullptr,
                                           .workspace_bytes = 0,
                                           .scale_a = reinterpret_cast<const void*>(256),
-                                          .scale_b = reinterpret_cast<const void*>(256)};
+                                          .scale_b = reinterpret_cast<const void*>(256),
+                                          .factors = nullptr};
 
 // The descriptors of a gemm; status says whether all could be made.
 class Description {
@@ -216,6 +227,9 @@ class Description {
     SetBytes(CUBLASLT_MATMUL_DESC_FAST_ACCUM, &fast, sizeof(fast));
     SetBytes(CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, &first, sizeof(first));
     SetBytes(CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, &second, sizeof(second));
+    if (FactorsOnDevice(gemm)) {
+      SetMatmul(CUBLASLT_MATMUL_DESC_POINTER_MODE, CUBLASLT_POINTER_MODE_DEVICE);
+    }
     if (gemm.a_form != 0 || gemm.b_form != 0) {
       SetMatmul(CUBLASLT_MATMUL_DESC_A_SCALE_MODE, gemm.b_form);
       SetMatmul(CUBLASLT_MATMUL_DESC_B_SCALE_MODE, gemm.a_form);
@@ -356,18 +370,22 @@ int32_t GemmRun(void* stream,
   if (description.error() != 0) {
     return description.error();
   }
+  if (FactorsOnDevice(*gemm) && buffers->factors == nullptr) {
+    return Fail("a gemm of packed codes without factors");
+  }
   cublasLtMatmulAlgo_t chosen;
   std::memcpy(&chosen, algorithm->words, sizeof(chosen));
   const float one = 1.0f;
   const float beta = gemm->accumulate != 0 ? 1.0f : 0.0f;
+  const bool on_device = FactorsOnDevice(*gemm);
   return ErrorOf(TheLibrary().functions.matmul(handle,
                                                description.matmul(),
-                                               &one,
+                                               on_device ? buffers->factors : &one,
                                                buffers->b,
                                                description.first(),
                                                buffers->a,
                                                description.second(),
-                                               &beta,
+                                               on_device ? buffers->factors + 1 : &beta,
                                                buffers->c,
                                                description.result(),
                                                buffers->c,

@@ -1,6 +1,7 @@
 // Matrix product without tensor cores: what runs where cuBLASLt is not installed or sums are
 // scaled, and what it is compared with. 64 x 64 tiles, 4 x 4 results per thread, fp32 sums over k
 // in order. Bound by fp32 arithmetic, at some ten percent of what tensor cores give for bf16.
+// Beside it, the factors of a gemm whose operands have a scale beside those of their blocks.
 
 #include "kernels/cuda/device_math.cuh"
 #include "kernels/cuda/kernel_table.h"
@@ -94,10 +95,18 @@ __global__ void __launch_bounds__(kThreads) GemmKernel(const __grid_constant__ G
   }
 }
 
+__global__ void GemmFactorsKernel(const __grid_constant__ GemmFactorsParams p) {
+  if (threadIdx.x == 0) {
+    p.to[0] = *p.a * *p.b;
+    p.to[1] = p.beta;
+  }
+}
+
 }  // namespace
 
 std::vector<KernelEntry> GemmKernels() {
-  return {EntryOf(Kernel::kGemm, kF32Scalar, GemmKernel<float, float>),
+  return {EntryOf(Kernel::kGemmFactors, 0, GemmFactorsKernel),
+          EntryOf(Kernel::kGemm, kF32Scalar, GemmKernel<float, float>),
           EntryOf(Kernel::kGemm, kBf16Scalar, GemmKernel<Bf16, Bf16>),
           EntryOf(Kernel::kGemm, kMixedScalar, GemmKernel<Bf16, float>)};
 }

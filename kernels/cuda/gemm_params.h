@@ -24,4 +24,13 @@ struct GemmParams {
   int32_t unused = 0;
 };
 
+// One thread: to = {*a * *b, beta}, as a gemm reads its factors from memory of the device.
+struct GemmFactorsParams {
+  const float* a;
+  const float* b;
+  float* to;  // [2]
+  float beta;
+  int32_t unused = 0;
+};
+
 }  // namespace ravel::kernels::cuda

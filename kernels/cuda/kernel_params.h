@@ -74,6 +74,7 @@ enum class Kernel : int32_t {
   kPlaceScales,
   kFp4CodesAlongColumns,
   kFp4CodesAlongRows,
+  kGemmFactors,
   kSumParts,
   kVocabularyStatistics,
   kVocabularyLoss,

@@ -266,6 +266,7 @@ class CudaStream final : public cuda::LaunchStream {
     void* c;
     const void* scale_a;
     const void* scale_b;
+    const float* factors = nullptr;
     GemmPart part = {};
     // More than one part.
     bool whole() const { return part.present() && (gemm.m > part.rows || gemm.n > part.columns); }

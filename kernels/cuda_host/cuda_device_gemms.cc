@@ -44,23 +44,27 @@ int32_t AlignmentOf(const void* data, int64_t row_bytes) {
   return int32_t{1} << std::countr_zero(both);
 }
 
+// Bytes of so many elements of an operand; codes of u8 lie two to a byte.
+int64_t OperandBytes(int32_t type, int64_t elements) {
+  const auto dtype = static_cast<DType>(type);
+  return dtype == DType::kU8 ? elements / 2 : elements * DTypeBytes(dtype);
+}
+
 // c [row, row + part.rows) x [column, column + part.columns), or what there is of it.
 Request PartAt(const Request& whole, int64_t row, int64_t column) {
   Request part = whole;
   RavelCudaGemm& gemm = part.gemm;
-  const int64_t a_bytes = DTypeBytes(static_cast<DType>(gemm.input_type));
-  const int64_t b_bytes =
-      DTypeBytes(static_cast<DType>(gemm.b_type != 0 ? gemm.b_type : gemm.input_type));
+  const int32_t b_type = gemm.b_type != 0 ? gemm.b_type : gemm.input_type;
   const int64_t c_bytes = DTypeBytes(static_cast<DType>(gemm.output_type));
   gemm.m = std::min(whole.part.rows, gemm.m - row);
   gemm.n = std::min(whole.part.columns, gemm.n - column);
   part.a = static_cast<const char*>(whole.a) +
-           (gemm.transpose_a != 0 ? row : row * gemm.a_stride) * a_bytes;
+           OperandBytes(gemm.input_type, gemm.transpose_a != 0 ? row : row * gemm.a_stride);
   part.b = static_cast<const char*>(whole.b) +
-           (gemm.transpose_b != 0 ? column * gemm.b_stride : column) * b_bytes;
+           OperandBytes(b_type, gemm.transpose_b != 0 ? column * gemm.b_stride : column);
   part.c = static_cast<char*>(whole.c) + (row * gemm.c_stride + column) * c_bytes;
-  gemm.a_align = AlignmentOf(part.a, gemm.a_stride * a_bytes);
-  gemm.b_align = AlignmentOf(part.b, gemm.b_stride * b_bytes);
+  gemm.a_align = AlignmentOf(part.a, OperandBytes(gemm.input_type, gemm.a_stride));
+  gemm.b_align = AlignmentOf(part.b, OperandBytes(b_type, gemm.b_stride));
   gemm.c_align = AlignmentOf(part.c, gemm.c_stride * c_bytes);
   return part;
 }
@@ -106,7 +110,8 @@ RavelCudaGemmBuffers CudaStream::BuffersOf(const GemmRequest& request) const {
           .workspace = scratch_,
           .workspace_bytes = uint64_t{cuda::kScratchBytes},
           .scale_a = request.scale_a,
-          .scale_b = request.scale_b};
+          .scale_b = request.scale_b,
+          .factors = request.factors};
 }
 
 bool CudaStream::RunGemm(const RavelCudaGemm& gemm,
@@ -121,6 +126,7 @@ bool CudaStream::RunGemm(const RavelCudaGemm& gemm,
                          .c = operands.c,
                          .scale_a = operands.scale_a,
                          .scale_b = operands.scale_b,
+                         .factors = operands.factors,
                          .part = part};
   request.gemm.multiprocessors = gemm_multiprocessors_;
   if (rehearsed_ != nullptr) {

@@ -46,6 +46,8 @@ std::string TypeName(int32_t dtype) {
       return "e4m3";
     case DType::kF8E5M2:
       return "e5m2";
+    case DType::kU8:
+      return "e2m1";
     default:
       return "f32";
   }

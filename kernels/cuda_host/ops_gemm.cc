@@ -31,20 +31,28 @@ int64_t StrideOf(const TensorView& view) {
 }
 
 bool IsCodes(const TensorView& view) {
-  return view.dtype == DType::kF8E4M3 || view.dtype == DType::kF8E5M2;
+  return view.dtype == DType::kF8E4M3 || view.dtype == DType::kF8E5M2 || view.dtype == DType::kU8;
+}
+
+bool IsPacked(const GemmArgs& args) {
+  return args.form_a == ScaleForm::kBlocks16;
 }
 
 // What cuBLASLt asks of codes; an algorithm that it has not is a bug of the plan, and the end.
 void RequireCodes(const GemmArgs& args) {
   constexpr int64_t kStep = 16;
-  CHECK_MSG(IsCodes(args.b) && (args.a.dtype != args.b.dtype || args.a.dtype == DType::kF8E4M3),
+  CHECK_MSG(IsCodes(args.b) && (args.a.dtype != args.b.dtype || args.a.dtype != DType::kF8E5M2),
             "codes of both operands are expected, not both E5M2");
   CHECK_MSG(args.transpose_a == Transpose::kNo && args.transpose_b == Transpose::kYes,
             "codes lie along the inner index");
   CHECK_MSG(args.scale_a.present() && args.scale_b.present(), "codes have scales");
   const auto is = [&](ScaleForm a, ScaleForm b) { return args.form_a == a && args.form_b == b; };
   const auto e4m3 = [&] { return args.a.dtype == args.b.dtype; };
+  const bool packed = IsPacked(args);
+  CHECK_MSG((args.a.dtype == DType::kU8) == packed && (args.b.dtype == DType::kU8) == packed,
+            "scales of 16 codes belong to packed ones, of both operands");
   CHECK_MSG(is(ScaleForm::kTensor, ScaleForm::kTensor) ||
+                is(ScaleForm::kBlocks16, ScaleForm::kBlocks16) ||
                 (e4m3() && (is(ScaleForm::kBlocks32, ScaleForm::kBlocks32) ||
                             is(ScaleForm::kBlocks128, ScaleForm::kBlocks128) ||
                             is(ScaleForm::kBlocks128, ScaleForm::kSquares128) ||
@@ -72,8 +80,8 @@ RavelCudaGemm DescriptionOf(const GemmArgs& args, int64_t m, int64_t n, int64_t 
   gemm.m = m;
   gemm.n = n;
   gemm.k = k;
-  gemm.a_stride = StrideOf(args.a);
-  gemm.b_stride = StrideOf(args.b);
+  gemm.a_stride = StrideOf(args.a) * CodesOfByte(args.form_a);
+  gemm.b_stride = StrideOf(args.b) * CodesOfByte(args.form_b);
   gemm.c_stride = StrideOf(args.c);
   gemm.transpose_a = args.transpose_a == Transpose::kYes ? 1 : 0;
   gemm.transpose_b = args.transpose_b == Transpose::kYes ? 1 : 0;
@@ -119,6 +127,18 @@ void RunFallback(LaunchStream& on, const GemmArgs& args, int64_t m, int64_t n, i
                     .accumulate = args.output == Output::kAccumulate ? 1 : 0});
 }
 
+// What the gemm of packed codes takes from memory of the device.
+void MakeFactors(LaunchStream& on, const GemmArgs& args) {
+  RequireFlat(args.whole_a, 1, DType::kF32);
+  RequireFlat(args.whole_b, 1, DType::kF32);
+  RequireFlat(args.factors, 2, DType::kF32);
+  on.Run({.kernel = Kernel::kGemmFactors, .block = kWarpThreads},
+         GemmFactorsParams{.a = args.whole_a.As<float>(),
+                           .b = args.whole_b.As<float>(),
+                           .to = args.factors.As<float>(),
+                           .beta = args.output == Output::kAccumulate ? 1.0f : 0.0f});
+}
+
 }  // namespace
 
 void Gemm(Stream& stream, const GemmArgs& args) {
@@ -127,7 +147,8 @@ void Gemm(Stream& stream, const GemmArgs& args) {
   const bool flip_b = args.transpose_b == Transpose::kYes;
   const int64_t m = args.c.size[0];
   const int64_t n = args.c.size[1];
-  const int64_t k = flip_a ? args.a.size[0] : args.a.size[1];
+  const int64_t per_byte = CodesOfByte(args.form_a);
+  const int64_t k = flip_a ? args.a.size[0] : args.a.size[1] * per_byte;
   RequireFloat(args.c);
   const bool codes = IsCodes(args.a);
   if (codes) {
@@ -137,8 +158,9 @@ void Gemm(Stream& stream, const GemmArgs& args) {
     CHECK_MSG(args.c.dtype == DType::kF32 || args.a.dtype == DType::kBF16,
               "a gemm of fp32 is fp32");
   }
-  RequireMatrix(args.a, flip_a ? k : m, flip_a ? m : k, args.a.dtype);
-  RequireMatrix(args.b, flip_b ? n : k, flip_b ? k : n, codes ? args.b.dtype : args.a.dtype);
+  RequireMatrix(args.a, flip_a ? k : m, flip_a ? m : k / per_byte, args.a.dtype);
+  RequireMatrix(
+      args.b, flip_b ? n : k, flip_b ? k / per_byte : n, codes ? args.b.dtype : args.a.dtype);
   RequireMatrix(args.c, m, n, args.c.dtype);
   RequireScale(args.scale_a, args.form_a, m, k);
   RequireScale(args.scale_b, args.form_b, n, k);
@@ -159,9 +181,13 @@ void Gemm(Stream& stream, const GemmArgs& args) {
                        .workspace = nullptr,
                        .workspace_bytes = 0,
                        .scale_a = args.scale_a.data,
-                       .scale_b = args.scale_b.data},
+                       .scale_b = args.scale_b.data,
+                       .factors = args.factors.As<float>()},
                       args.part);
   };
+  if (IsPacked(args)) {
+    MakeFactors(on, args);
+  }
   if (codes) {
     CHECK_MSG(run(), "cuBLASLt has no algorithm for a gemm of codes");
   } else if (HasScale(args) || !run()) {

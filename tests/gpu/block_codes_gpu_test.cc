@@ -238,47 +238,56 @@ TEST_F(GpuBlockCodesTest, ScalesOfWeightsArePlacedAsOnTheCpu) {
 struct BlockOperand {
   BlockOperand(ScaleForm of, int64_t outer, int64_t inner)
       : form(of),
-        codes(DType::kF8E4M3, outer, inner),
-        scales(DType::kU8, 1, ScaleBytes(of, outer, inner)) {
+        codes(of == ScaleForm::kBlocks16 ? DType::kU8 : DType::kF8E4M3,
+              outer,
+              inner / CodesOfByte(of)),
+        scales(DType::kU8, 1, ScaleBytes(of, outer, inner)),
+        whole(DType::kF32, 1, 1) {
     std::mt19937 random(static_cast<uint32_t>(InputSeed() + outer));
     std::memset(scales.host().data, 0, Size(scales.host().elements()));
     const int64_t blocks = ScaleBlocks(form, inner);
+    const bool packed = form == ScaleForm::kBlocks16;
     for (int64_t row = 0; row < outer; ++row) {
-      for (int64_t i = 0; i < inner; ++i) {
+      for (int64_t i = 0; i < codes.host().size[1]; ++i) {
         codes.host().Row<uint8_t>(row)[i] =
-            static_cast<uint8_t>(0x30 + random() % 16 + random() % 2 * 0x80);
-        const int64_t block = i / CodesOfScale(form);
+            static_cast<uint8_t>(packed ? random() : 0x30 + random() % 16 + random() % 2 * 0x80);
+      }
+      for (int64_t block = 0; block < blocks; ++block) {
         const int exponent = static_cast<int>((row / 128 * 5 + row % 3 + block) % 7) - 3;
+        const float scale = std::ldexp(1.25f, exponent);
         // Rows of a square have one scale, which the last of them sets.
         const int64_t index = ScaleIndex(form, row, block, outer, blocks);
-        if (form == ScaleForm::kBlocks32) {
+        if (packed) {
+          scales.host().As<uint8_t>()[index] =
+              static_cast<uint8_t>(scalar::E4M3::NearestCode(scale));
+        } else if (form == ScaleForm::kBlocks32) {
           scales.host().As<uint8_t>()[index] = static_cast<uint8_t>(127 + exponent);
         } else {
-          scales.host().As<float>()[index] = std::ldexp(1.25f, exponent);
+          scales.host().As<float>()[index] = scale;
         }
       }
     }
+    *whole.host().As<float>() = packed ? 0.375f : 1.0f;
     codes.Send();
     scales.Send();
+    whole.Send();
   }
   double Value(int64_t row, int64_t i) {
-    const int64_t index = ScaleIndex(form,
-                                     row,
-                                     i / CodesOfScale(form),
-                                     codes.host().size[0],
-                                     ScaleBlocks(form, codes.host().size[1]));
-    const float scale = form == ScaleForm::kBlocks32
-                            ? scalar::E8M0Value(scales.host().As<uint8_t>()[index])
-                            : scales.host().As<float>()[index];
-    return double{scalar::E4M3::ValueOfCode(codes.host().Row<uint8_t>(row)[i])} * double{scale};
+    const TensorView all = codes.host();
+    const int64_t blocks = ScaleBlocks(form, all.size[1] * CodesOfByte(form));
+    const int64_t index = ScaleIndex(form, row, i / CodesOfScale(form), all.size[0], blocks);
+    return double{CodeAt(form, all, row, i)} * double{ScaleOf(form, scales.host(), index)} *
+           double{*whole.host().As<float>()};
   }
+  TensorView Whole() { return form == ScaleForm::kBlocks16 ? whole.device() : TensorView(); }
 
   ScaleForm form;
   TwinMatrix codes;
   TwinMatrix scales;
+  TwinMatrix whole;
 };
 
-TEST_F(GpuQuantizeTest, GemmsOfBlocksOfCodesAreThoseOfDecodedOperands) {
+TEST_F(GpuBlockCodesTest, GemmsOfBlocksOfCodesAreThoseOfDecodedOperands) {
   if (!TheGpu().device->no_cublas().empty()) {
     GTEST_SKIP() << TheGpu().device->no_cublas();
   }
@@ -290,26 +299,36 @@ TEST_F(GpuQuantizeTest, GemmsOfBlocksOfCodesAreThoseOfDecodedOperands) {
   for (const auto& [a_form, b_form] : {std::pair(kBlocks128, kSquares128),
                                        {kSquares128, kBlocks128},
                                        {kBlocks128, kBlocks128},
-                                       {kBlocks32, kBlocks32}}) {
-    if ((a_form == kBlocks32) != (major >= 10)) {
+                                       {kBlocks32, kBlocks32},
+                                       {kBlocks16, kBlocks16}}) {
+    if ((a_form == kBlocks32 || a_form == kBlocks16) != (major >= 10)) {
       continue;  // of other devices
     }
-    for (const DType out : {DType::kF32, DType::kBF16}) {
+    for (const auto& [out, output] : {std::pair(DType::kF32, Output::kAccumulate),
+                                      {DType::kBF16, Output::kAccumulate},
+                                      {DType::kBF16, Output::kOverwrite}}) {
       BlockOperand a(a_form, kM, kK);
       BlockOperand b(b_form, kN, kK);
       TwinMatrix c(out, kM, kN);
-      std::memset(c.host().data, 0, Size(kM * kN * DTypeBytes(out)));
+      TwinMatrix factors(DType::kF32, 1, 2);
+      // What is overwritten may be no number.
+      std::memset(
+          c.host().data, output == Output::kOverwrite ? 0xFF : 0, Size(kM * kN * DTypeBytes(out)));
       c.Send();
+      factors.Send();
       Gemm(gpu(),
            {.a = a.codes.device(),
             .b = b.codes.device(),
             .transpose_b = Transpose::kYes,
             .c = c.device(),
-            .output = Output::kAccumulate,
+            .output = output,
             .scale_a = a.scales.device(),
             .scale_b = b.scales.device(),
             .form_a = a_form,
-            .form_b = b_form});
+            .form_b = b_form,
+            .whole_a = a.Whole(),
+            .whole_b = b.Whole(),
+            .factors = a_form == kBlocks16 ? factors.device() : TensorView()});
       const TensorView result = c.Result();
       for (int64_t i = 0; i < kM * kN; ++i) {
         double sum = 0;

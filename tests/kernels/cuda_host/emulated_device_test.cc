@@ -434,7 +434,8 @@ TEST_F(EmulatedDeviceTest, GemmsAreHeldToTheirDescription) {
                                         .workspace = nullptr,
                                         .workspace_bytes = 0,
                                         .scale_a = nullptr,
-                                        .scale_b = nullptr};
+                                        .scale_b = nullptr,
+                                        .factors = nullptr};
   EXPECT_EQ(TextOf(f().gemm_run(stream, &gemm, algorithms, &buffers)), "");
   EXPECT_THAT(TextOf(f().gemm_run(stream, &gemm, algorithms + 1, &buffers)),
               HasSubstr("an algorithm of another library"));

@@ -58,6 +58,9 @@ TEST(GemmKeyTest, EveryFieldThatMattersIsInTheKey) {
   gemm.a_form = 4;
   gemm.b_form = 5;
   EXPECT_THAT(GemmKey(gemm), HasSubstr("-e5m2*e4m3+scales4,5-f32-"));
+  gemm.input_type = gemm.b_type = static_cast<int32_t>(DType::kU8);
+  gemm.a_form = gemm.b_form = 1;
+  EXPECT_THAT(GemmKey(gemm), HasSubstr("-e2m1*e2m1+scales1,1-f32-"));
 }
 
 // Four ranks with one part each, and one rank with all four, whose matrices are wider: one choice.

@@ -73,6 +73,46 @@ TEST(CudaGemm, ScaledSumsTakeTheOwnKernel) {
   EXPECT_EQ(params.scale_b, scale.data);
 }
 
+// The factors of packed codes are made first; strides are told in codes.
+TEST(CudaGemm, PackedCodesTakeTheirFactorsFromTheDevice) {
+  RecordingStream stream;
+  Memory memory;
+  const TensorView whole_a = memory.Vector(1);
+  const TensorView whole_b = memory.Vector(1);
+  const TensorView factors = memory.Vector(2);
+  const auto scales = [&](int64_t outer) {
+    return memory.Vector(ScaleBytes(ScaleForm::kBlocks16, outer, 64), DType::kU8);
+  };
+  Gemm(stream,
+       {.a = memory.Matrix(48, 32, DType::kU8, 16),
+        .b = memory.Matrix(80, 32, DType::kU8),
+        .transpose_b = Transpose::kYes,
+        .c = memory.Matrix(48, 80),
+        .output = Output::kAccumulate,
+        .scale_a = scales(48),
+        .scale_b = scales(80),
+        .form_a = ScaleForm::kBlocks16,
+        .form_b = ScaleForm::kBlocks16,
+        .whole_a = whole_a,
+        .whole_b = whole_b,
+        .factors = factors});
+  ASSERT_EQ(stream.launches.size(), 1u);
+  const auto params = stream.ParamsOf<GemmFactorsParams>(0);
+  EXPECT_EQ(params.a, whole_a.data);
+  EXPECT_EQ(params.b, whole_b.data);
+  EXPECT_EQ(params.to, factors.data);
+  EXPECT_EQ(params.beta, 1.0f);
+  ASSERT_EQ(stream.gemms.size(), 1u);
+  const RavelCudaGemm& gemm = stream.gemms[0].gemm;
+  EXPECT_EQ(gemm.k, 64);
+  EXPECT_EQ(gemm.a_stride, 96);
+  EXPECT_EQ(gemm.b_stride, 64);
+  EXPECT_EQ(gemm.a_align, 16);  // rows of 48 bytes
+  EXPECT_EQ(gemm.b_align, 32);
+  EXPECT_EQ(gemm.input_type, static_cast<int32_t>(DType::kU8));
+  EXPECT_EQ(gemm.b_type, static_cast<int32_t>(DType::kU8));
+}
+
 TEST(CudaGemm, EmptySumsAreZerosOrNothing) {
   RecordingStream stream;
   Memory memory;

@@ -9,6 +9,7 @@
 
 #include "common/gemm_scales.h"
 #include "kernels/cpu/reference_ops.h"
+#include "kernels/scalar/float4.h"
 #include "kernels/scalar/float8.h"
 
 namespace ravel::kernels::cuda::emulated {
@@ -57,21 +58,30 @@ bool IsFloat(int32_t dtype) {
   return TypeOf(dtype) == DType::kF32 || TypeOf(dtype) == DType::kBF16;
 }
 
-bool IsCodes(int32_t dtype) {
-  return TypeOf(dtype) == DType::kF8E4M3 || TypeOf(dtype) == DType::kF8E5M2;
+bool IsPacked(int32_t dtype) {
+  return TypeOf(dtype) == DType::kU8;
 }
 
-// Scales of blocks: those of Hopper, not squares twice, or those of Blackwell; of E4M3 alone.
+bool IsCodes(int32_t dtype) {
+  return TypeOf(dtype) == DType::kF8E4M3 || TypeOf(dtype) == DType::kF8E5M2 || IsPacked(dtype);
+}
+
+// Scales of blocks: those of Hopper, not squares twice, or those of Blackwell; of E4M3, or of
+// packed codes on Blackwell.
 bool FormsAreOffered(const RavelCudaGemm& gemm, int32_t compute_major) {
   const auto a = static_cast<ScaleForm>(gemm.a_form);
   const auto b = static_cast<ScaleForm>(gemm.b_form);
   const auto hopper = [](ScaleForm form) {
     return form == ScaleForm::kBlocks128 || form == ScaleForm::kSquares128;
   };
+  constexpr int32_t kHopper = 9;
+  if (IsPacked(gemm.input_type) || IsPacked(gemm.b_type)) {
+    return gemm.input_type == gemm.b_type && a == ScaleForm::kBlocks16 &&
+           b == ScaleForm::kBlocks16 && compute_major > kHopper && gemm.fast_accumulation == 0;
+  }
   if (a == ScaleForm::kTensor && b == ScaleForm::kTensor) {
     return true;
   }
-  constexpr int32_t kHopper = 9;
   const bool blocks = hopper(a) && hopper(b) && compute_major == kHopper &&
                       (a != ScaleForm::kSquares128 || b != ScaleForm::kSquares128);
   const bool tiles =
@@ -79,20 +89,25 @@ bool FormsAreOffered(const RavelCudaGemm& gemm, int32_t compute_major) {
   return gemm.input_type == gemm.b_type && gemm.fast_accumulation == 0 && (blocks || tiles);
 }
 
-// What cuBLASLt takes of codes on Hopper: both along k, sizes and strides of 16 bytes, not E5M2
-// twice.
+// What cuBLASLt takes of codes: both along k, sizes and strides of 16 bytes, not E5M2 twice.
 bool CodesAreOffered(const RavelCudaGemm& gemm, int32_t compute_major) {
   const auto whole = [](int64_t size) { return size % 16 == 0; };
+  const auto along_k = [&](int64_t size) { return size % (IsPacked(gemm.b_type) ? 32 : 16) == 0; };
   return IsCodes(gemm.input_type) && IsCodes(gemm.b_type) && IsFloat(gemm.output_type) &&
-         (gemm.input_type != gemm.b_type || TypeOf(gemm.b_type) == DType::kF8E4M3) &&
+         (gemm.input_type != gemm.b_type || TypeOf(gemm.b_type) != DType::kF8E5M2) &&
          FormsAreOffered(gemm, compute_major) && gemm.transpose_a == 0 && gemm.transpose_b != 0 &&
-         whole(gemm.m) && whole(gemm.n) && whole(gemm.k) && whole(gemm.a_stride) &&
-         whole(gemm.b_stride) && whole(gemm.c_stride) && gemm.a_align >= 16 && gemm.b_align >= 16 &&
-         gemm.c_align >= 16;
+         whole(gemm.m) && whole(gemm.n) && along_k(gemm.k) && along_k(gemm.a_stride) &&
+         along_k(gemm.b_stride) && whole(gemm.c_stride) && gemm.a_align >= 16 &&
+         gemm.b_align >= 16 && gemm.c_align >= 16;
 }
 
 Shape ShapeOf(int64_t rows, int64_t columns, int64_t stride, bool transposed) {
   return transposed ? Shape{columns, rows, stride} : Shape{rows, columns, stride};
+}
+
+// The bytes of an operand along k, where codes may lie two to a byte.
+Shape BytesOf(const Shape& shape, DType dtype) {
+  return dtype == DType::kU8 ? Shape{shape.rows, shape.columns / 2, shape.stride / 2} : shape;
 }
 
 // What the description claims of an operand's address and stride.
@@ -117,11 +132,29 @@ float ScaleAt(ScaleForm form, const void* scales, const Operand& codes, int64_t 
   if (form == ScaleForm::kTensor) {
     return 1.0f;
   }
+  const int64_t columns = codes.columns * CodesOfByte(form);
   const int64_t index =
-      ScaleIndex(form, row, at / CodesOfScale(form), codes.rows, ScaleBlocks(form, codes.columns));
-  return form == ScaleForm::kBlocks32
-             ? scalar::E8M0Value(static_cast<const uint8_t*>(scales)[index])
-             : static_cast<const float*>(scales)[index];
+      ScaleIndex(form, row, at / CodesOfScale(form), codes.rows, ScaleBlocks(form, columns));
+  switch (form) {
+    case ScaleForm::kBlocks16:
+      return scalar::E4M3::ValueOfCode(static_cast<const uint8_t*>(scales)[index]);
+    case ScaleForm::kBlocks32:
+      return scalar::E8M0Value(static_cast<const uint8_t*>(scales)[index]);
+    default:
+      return static_cast<const float*>(scales)[index];
+  }
+}
+
+float ValueAt(const Operand& codes, int64_t row, int64_t column) {
+  const auto* line = static_cast<const uint8_t*>(codes.data) + row * codes.stride;
+  switch (codes.dtype) {
+    case DType::kU8:
+      return scalar::E2M1Value(uint32_t{line[column / 2]} >> (column % 2 * 4) & 0xFu);
+    case DType::kF8E5M2:
+      return scalar::E5M2::ValueOfCode(line[column]);
+    default:
+      return scalar::E4M3::ValueOfCode(line[column]);
+  }
 }
 
 // The values of codes, times the scales of blocks.
@@ -129,17 +162,50 @@ TensorView Decoded(const Operand& codes,
                    ScaleForm form,
                    const void* scales,
                    std::vector<float>& to) {
-  to.resize(static_cast<size_t>(codes.rows * codes.columns));
+  const int64_t columns = codes.columns * CodesOfByte(form);
+  to.resize(static_cast<size_t>(codes.rows * columns));
   for (int64_t row = 0; row < codes.rows; ++row) {
-    for (int64_t column = 0; column < codes.columns; ++column) {
-      const uint32_t code = static_cast<const uint8_t*>(codes.data)[row * codes.stride + column];
-      const float value = codes.dtype == DType::kF8E5M2 ? scalar::E5M2::ValueOfCode(code)
-                                                        : scalar::E4M3::ValueOfCode(code);
-      to[static_cast<size_t>(row * codes.columns + column)] =
-          value * ScaleAt(form, scales, codes, row, column);
+    for (int64_t column = 0; column < columns; ++column) {
+      to[static_cast<size_t>(row * columns + column)] =
+          ValueAt(codes, row, column) * ScaleAt(form, scales, codes, row, column);
     }
   }
-  return MatrixView(to.data(), codes.rows, codes.columns);
+  return MatrixView(to.data(), codes.rows, columns);
+}
+
+struct GemmOperands {
+  Operand a;
+  Operand b;
+  Operand c;
+};
+
+void Multiply(const RavelCudaGemm& gemm,
+              const RavelCudaGemmBuffers& buffers,
+              const GemmOperands& operands,
+              int64_t pieces) {
+  const bool codes = gemm.b_type != 0;
+  const auto a_form = static_cast<ScaleForm>(gemm.a_form);
+  const auto b_form = static_cast<ScaleForm>(gemm.b_form);
+  Staging on;
+  std::vector<float> decoded[2];
+  GemmArgs args = {
+      .a = codes ? Decoded(operands.a, a_form, buffers.scale_a, decoded[0]) : on.View(operands.a),
+      .transpose_a = gemm.transpose_a != 0 ? Transpose::kYes : Transpose::kNo,
+      .b = codes ? Decoded(operands.b, b_form, buffers.scale_b, decoded[1]) : on.View(operands.b),
+      .transpose_b = gemm.transpose_b != 0 ? Transpose::kYes : Transpose::kNo,
+      .c = on.View(operands.c),
+      .output = gemm.accumulate != 0 ? Output::kAccumulate : Output::kOverwrite};
+  if (codes && a_form == ScaleForm::kTensor) {
+    args.scale_a = VectorView(static_cast<float*>(const_cast<void*>(buffers.scale_a)), 1);
+    args.scale_b = VectorView(static_cast<float*>(const_cast<void*>(buffers.scale_b)), 1);
+  }
+  if (buffers.factors != nullptr) {
+    // The library reads both where the product ends, whatever the host knew.
+    args.scale_a = VectorView(const_cast<float*>(buffers.factors), 1);
+    args.output = buffers.factors[1] == 0.0f ? Output::kOverwrite : Output::kAccumulate;
+  }
+  GemmInPieces(args, gemm.k, pieces);
+  on.Finish();
 }
 
 }  // namespace
@@ -202,8 +268,8 @@ PlannedLaunch PlanCublasGemm(const RavelCudaGemm& gemm,
   const bool flip_a = gemm.transpose_a != 0;
   const bool flip_b = gemm.transpose_b != 0;
   const bool accumulate = gemm.accumulate != 0;
-  const Shape a_shape = ShapeOf(gemm.m, gemm.k, gemm.a_stride, flip_a);
-  const Shape b_shape = ShapeOf(gemm.k, gemm.n, gemm.b_stride, flip_b);
+  const Shape a_shape = BytesOf(ShapeOf(gemm.m, gemm.k, gemm.a_stride, flip_a), input);
+  const Shape b_shape = BytesOf(ShapeOf(gemm.k, gemm.n, gemm.b_stride, flip_b), b_input);
   const Shape c_shape = {gemm.m, gemm.n, gemm.c_stride};
   operands.Require(Aligned(buffers.a, a_shape, input, gemm.a_align), "a is not aligned as said");
   operands.Require(Aligned(buffers.b, b_shape, b_input, gemm.b_align), "b is not aligned as said");
@@ -213,9 +279,13 @@ PlannedLaunch PlanCublasGemm(const RavelCudaGemm& gemm,
   const auto a_form = static_cast<ScaleForm>(gemm.a_form);
   const auto b_form = static_cast<ScaleForm>(gemm.b_form);
   if (codes) {
-    ReadScales(operands, "scale_a", buffers.scale_a, a_form, a_shape.rows, a_shape.columns);
-    ReadScales(operands, "scale_b", buffers.scale_b, b_form, b_shape.rows, b_shape.columns);
+    ReadScales(operands, "scale_a", buffers.scale_a, a_form, gemm.m, gemm.k);
+    ReadScales(operands, "scale_b", buffers.scale_b, b_form, gemm.n, gemm.k);
   }
+  const bool packed = codes && IsPacked(gemm.b_type);
+  operands.Require(packed == (buffers.factors != nullptr),
+                   "packed codes have factors in memory of the device, and nothing else has");
+  operands.Array(Access::Kind::kRead, "factors", buffers.factors, 2);
   const Operand c = operands.Add(
       accumulate ? Access::Kind::kUpdate : Access::Kind::kWrite, "c", buffers.c, c_shape, output);
   const auto pieces =
@@ -227,23 +297,10 @@ PlannedLaunch PlanCublasGemm(const RavelCudaGemm& gemm,
   operands.Touch(
       Access::Kind::kWrite, "workspace", workspace, static_cast<int64_t>(workspace_bytes));
   return operands.Plan([=] {
-    Staging on;
     if (workspace != nullptr) {
       std::memset(workspace, 0xFF, workspace_bytes);
     }
-    std::vector<float> decoded[2];
-    GemmArgs args = {.a = codes ? Decoded(a, a_form, buffers.scale_a, decoded[0]) : on.View(a),
-                     .transpose_a = flip_a ? Transpose::kYes : Transpose::kNo,
-                     .b = codes ? Decoded(b, b_form, buffers.scale_b, decoded[1]) : on.View(b),
-                     .transpose_b = flip_b ? Transpose::kYes : Transpose::kNo,
-                     .c = on.View(c),
-                     .output = accumulate ? Output::kAccumulate : Output::kOverwrite};
-    if (codes && a_form == ScaleForm::kTensor) {
-      args.scale_a = VectorView(static_cast<float*>(const_cast<void*>(buffers.scale_a)), 1);
-      args.scale_b = VectorView(static_cast<float*>(const_cast<void*>(buffers.scale_b)), 1);
-    }
-    GemmInPieces(args, gemm.k, pieces);
-    on.Finish();
+    Multiply(gemm, buffers, {a, b, c}, pieces);
   });
 }
 

@@ -34,6 +34,13 @@ void Gemm(const GemmParams& p, Operands& on) {
          OutputType(on.launch().variant));
 }
 
+void GemmFactors(const GemmFactorsParams& p, Operands& on) {
+  on.RequireBlock(kWarpThreads);
+  on.Array(kRead, "a", p.a, 1);
+  on.Array(kRead, "b", p.b, 1);
+  on.Array(kWrite, "to", p.to, 2);
+}
+
 template <Kernel kKernel>
 void Attention(const AttentionParams& p, Operands& on) {
   constexpr bool kForward = kKernel == Kernel::kAttentionForward;
@@ -74,6 +81,7 @@ void Attention(const AttentionParams& p, Operands& on) {
 
 std::vector<KernelOperands> MatrixKernels() {
   return {Declare<GemmParams, Gemm>(Kernel::kGemm, "Gemm"),
+          Declare<GemmFactorsParams, GemmFactors>(Kernel::kGemmFactors, "GemmFactors"),
           Declare<AttentionParams, Attention<Kernel::kAttentionForward>>(Kernel::kAttentionForward,
                                                                          "AttentionForward"),
           Declare<AttentionParams, Attention<Kernel::kAttentionBackwardKeys>>(

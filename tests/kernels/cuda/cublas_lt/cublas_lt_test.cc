@@ -11,9 +11,12 @@
 #include <dlfcn.h>
 #include <gtest/gtest.h>
 
+#include <cublasLt.h>
+
 #include "common/dtype.h"
 #include "common/gemm_scales.h"
 #include "kernels/cuda/functions.h"
+#include "kernels/scalar/float4.h"
 #include "kernels/scalar/float8.h"
 
 namespace ravel::kernels::cuda {
@@ -28,6 +31,7 @@ namespace {
 
 constexpr int32_t kF32 = static_cast<int32_t>(DType::kF32);
 constexpr int32_t kBf16 = static_cast<int32_t>(DType::kBF16);
+constexpr int32_t kPackedE2M1 = static_cast<int32_t>(DType::kU8);
 constexpr int32_t kE4M3 = static_cast<int32_t>(DType::kF8E4M3);
 constexpr int32_t kE5M2 = static_cast<int32_t>(DType::kF8E5M2);
 
@@ -91,7 +95,8 @@ class CublasLtTest : public ::testing::Test {
         .workspace = nullptr,
         .workspace_bytes = 0,
         .scale_a = &scale_a,
-        .scale_b = &scale_b};
+        .scale_b = &scale_b,
+        .factors = nullptr};
     StreamHandle stream = {.device = 0, .stream = nullptr};
     const RavelCudaAlgorithm algorithm = {};
     ASSERT_EQ(GemmRun(&stream, &gemm, &algorithm, &buffers), 0);
@@ -134,7 +139,10 @@ class CublasLtTest : public ::testing::Test {
         scales.values.push_back(value);
         const int64_t of = form == ScaleForm::kSquares128 ? row * 128 : row;
         const int64_t index = ScaleIndex(form, of, block, outer, scales.blocks);
-        if (form == ScaleForm::kBlocks32) {
+        if (form == ScaleForm::kBlocks16) {
+          scales.bytes[static_cast<size_t>(index)] =
+              static_cast<uint8_t>(scalar::E4M3::NearestCode(value));
+        } else if (form == ScaleForm::kBlocks32) {
           scales.bytes[static_cast<size_t>(index)] = static_cast<uint8_t>(127 + exponent);
         } else {
           std::memcpy(scales.bytes.data() + index * 4, &value, sizeof(value));
@@ -166,7 +174,8 @@ class CublasLtTest : public ::testing::Test {
                                           .workspace = nullptr,
                                           .workspace_bytes = 0,
                                           .scale_a = a_scales.bytes.data(),
-                                          .scale_b = b_scales.bytes.data()};
+                                          .scale_b = b_scales.bytes.data(),
+                                          .factors = nullptr};
     StreamHandle stream = {.device = 0, .stream = nullptr};
     const RavelCudaAlgorithm algorithm = {};
     ASSERT_EQ(GemmRun(&stream, &gemm, &algorithm, &buffers), 0);
@@ -183,6 +192,75 @@ class CublasLtTest : public ::testing::Test {
     }
   }
 
+  // Packed codes: factors[0] * (the sum of products) + factors[1] * c, both read from memory.
+  void ComparePacked(int32_t output, int32_t accumulate) {
+    CodesGemm of(kPackedE2M1, kPackedE2M1, output);
+    RavelCudaGemm& gemm = of.gemm;
+    gemm.m = 144;
+    gemm.n = 160;
+    gemm.k = 288;
+    gemm.a_stride = 320;
+    gemm.b_stride = 288;
+    gemm.c_stride = 160;
+    gemm.accumulate = accumulate;
+    gemm.a_form = gemm.b_form = static_cast<int32_t>(ScaleForm::kBlocks16);
+    ASSERT_EQ(of.Candidates(), 1);
+    const auto bytes = [&](int64_t count) {
+      std::vector<uint8_t> codes(static_cast<size_t>(count));
+      for (uint8_t& code : codes) {
+        code = static_cast<uint8_t>(random_());
+      }
+      return codes;
+    };
+    const std::vector<uint8_t> a = bytes(gemm.m * gemm.a_stride / 2);
+    const std::vector<uint8_t> b = bytes(gemm.n * gemm.b_stride / 2);
+    const auto value = [](const std::vector<uint8_t>& codes, int64_t at) {
+      const uint32_t byte = codes[static_cast<size_t>(at / 2)];
+      return scalar::E2M1Value(at % 2 == 0 ? byte % 16 : byte / 16);
+    };
+    const Scales a_scales = MakeScales(ScaleForm::kBlocks16, gemm.m, gemm.k);
+    const Scales b_scales = MakeScales(ScaleForm::kBlocks16, gemm.n, gemm.k);
+    const float factors[] = {0.25f, accumulate != 0 ? 1.0f : 0.0f};
+    std::vector<float> wide(static_cast<size_t>(gemm.m * gemm.n), 0.5f);
+    std::vector<uint16_t> narrow(wide.size(), FloatToBf16(0.5f));
+    const bool bf16 = output == kBf16;
+    const RavelCudaGemmBuffers buffers = {
+        .a = a.data(),
+        .b = b.data(),
+        .c = bf16 ? static_cast<void*>(narrow.data()) : static_cast<void*>(wide.data()),
+        .workspace = nullptr,
+        .workspace_bytes = 0,
+        .scale_a = a_scales.bytes.data(),
+        .scale_b = b_scales.bytes.data(),
+        .factors = factors};
+    StreamHandle stream = {.device = 0, .stream = nullptr};
+    const RavelCudaAlgorithm algorithm = {};
+    ASSERT_EQ(GemmRun(&stream, &gemm, &algorithm, &buffers), 0);
+    for (int64_t row = 0; row < gemm.m; ++row) {
+      for (int64_t column = 0; column < gemm.n; ++column) {
+        float sum = 0;
+        for (int64_t i = 0; i < gemm.k; ++i) {
+          sum += value(a, row * gemm.a_stride + i) * a_scales.At(row, i) *
+                 value(b, column * gemm.b_stride + i) * b_scales.At(column, i);
+        }
+        const float expected = 0.25f * sum + (accumulate != 0 ? 0.5f : 0.0f);
+        const auto at = static_cast<size_t>(row * gemm.n + column);
+        ASSERT_EQ(bf16 ? Bf16ToFloat(narrow[at]) : wide[at],
+                  bf16 ? Bf16ToFloat(FloatToBf16(expected)) : expected)
+            << row << ", " << column;
+      }
+    }
+  }
+
+  static int64_t LastPointerMode() {
+    void* library = dlopen(RAVEL_FAKE_CUBLASLT_LIBRARY, RTLD_NOW);
+    EXPECT_NE(library, nullptr);
+    const auto last =
+        reinterpret_cast<int64_t (*)()>(dlsym(library, "FakeCublasLtLastPointerMode"));
+    EXPECT_NE(last, nullptr);
+    return last();
+  }
+
   std::mt19937 random_{7};
 };
 
@@ -191,6 +269,18 @@ TEST_F(CublasLtTest, ScalesOfBlocksLieWhereTheLibraryReadsThem) {
   CompareBlocks(ScaleForm::kSquares128, ScaleForm::kBlocks128);
   CompareBlocks(ScaleForm::kBlocks128, ScaleForm::kBlocks128);
   CompareBlocks(ScaleForm::kBlocks32, ScaleForm::kBlocks32);
+}
+
+TEST_F(CublasLtTest, PackedCodesHaveTheirFactorsInMemoryOfTheDevice) {
+  for (const int32_t output : {kF32, kBf16}) {
+    for (const int32_t accumulate : {0, 1}) {
+      ComparePacked(output, accumulate);
+      EXPECT_EQ(LastPointerMode(), CUBLASLT_POINTER_MODE_DEVICE);
+    }
+  }
+  CodesGemm of(kE4M3, kE4M3, kBf16);
+  Compare(of);
+  EXPECT_EQ(LastPointerMode(), CUBLASLT_POINTER_MODE_HOST);
 }
 
 TEST_F(CublasLtTest, GemmsOfCodesHaveATypeAndAScaleForEachOperand) {
@@ -242,6 +332,17 @@ TEST_F(CublasLtTest, WhatTheLibraryRefusesHasNoCandidates) {
   EXPECT_EQ(blocks(ScaleForm::kBlocks32, ScaleForm::kBlocks128, kE4M3, 0), 0);
   EXPECT_EQ(blocks(ScaleForm::kBlocks128, ScaleForm::kSquares128, kE5M2, 0), 0);
   EXPECT_EQ(blocks(ScaleForm::kBlocks128, ScaleForm::kSquares128, kE4M3, 1), 0);
+  const auto packed = [](ScaleForm form, int64_t a_stride, int32_t fast) {
+    CodesGemm of(kPackedE2M1, kPackedE2M1, kBf16);
+    of.gemm.a_stride = a_stride;
+    of.gemm.a_form = of.gemm.b_form = static_cast<int32_t>(form);
+    of.gemm.fast_accumulation = fast;
+    return of.Candidates();
+  };
+  EXPECT_EQ(packed(ScaleForm::kBlocks16, 96, 0), 1);
+  EXPECT_EQ(packed(ScaleForm::kBlocks16, 80, 0), 0);
+  EXPECT_EQ(packed(ScaleForm::kBlocks32, 96, 0), 0);
+  EXPECT_EQ(packed(ScaleForm::kBlocks16, 96, 1), 0);
 }
 
 // The fake refuses them otherwise.

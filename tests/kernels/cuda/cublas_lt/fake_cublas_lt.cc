@@ -2,7 +2,9 @@
 // real one does, and refuses of fp8 operands what that refuses on Hopper: other layouts than A
 // transposed and B not, sizes and leading dimensions that are no multiples of 16, E5M2 twice.
 // Scales lie as the library's documentation has them (FP8 block scaling: vectors of 128 are M-major
-// or N-major, squares K-major with columns at multiples of 4; vectors of 32 in tiles of 128 x 4).
+// or N-major, squares K-major with columns at multiples of 4; vectors of 16 and 32 in tiles of
+// 128 x 4). Of two E2M1 in a byte the first is in the low half; their leading dimensions count
+// elements and are multiples of 32.
 
 #include <algorithm>
 #include <cmath>
@@ -12,6 +14,7 @@
 #include <cublasLt.h>
 
 #include "kernels/scalar/bfloat16.h"
+#include "kernels/scalar/float4.h"
 #include "kernels/scalar/float8.h"
 
 namespace {
@@ -24,6 +27,7 @@ struct Matmul {
   int32_t transpose_b = CUBLAS_OP_N;
   int32_t multiprocessors = 0;
   int8_t fast = 0;
+  int32_t pointer_mode = CUBLASLT_POINTER_MODE_HOST;
   const void* scale_a = nullptr;
   const void* scale_b = nullptr;
   int32_t mode_a = CUBLASLT_MATMUL_MATRIX_SCALE_SCALAR_32F;
@@ -50,6 +54,10 @@ bool IsFp8(cudaDataType type) {
   return type == CUDA_R_8F_E4M3 || type == CUDA_R_8F_E5M2;
 }
 
+bool IsFp4(cudaDataType type) {
+  return type == CUDA_R_4F_E2M1;
+}
+
 int64_t BytesOf(cudaDataType type) {
   return IsFp8(type) ? 1 : type == CUDA_R_16BF ? 2 : 4;
 }
@@ -59,6 +67,7 @@ bool Whole(const Layout& layout) {
 }
 
 constexpr int32_t kScalar = CUBLASLT_MATMUL_MATRIX_SCALE_SCALAR_32F;
+constexpr int32_t kVec16 = CUBLASLT_MATMUL_MATRIX_SCALE_VEC16_UE4M3;
 constexpr int32_t kVec32 = CUBLASLT_MATMUL_MATRIX_SCALE_VEC32_UE8M0;
 constexpr int32_t kVec128 = CUBLASLT_MATMUL_MATRIX_SCALE_VEC128_32F;
 constexpr int32_t kSquares = CUBLASLT_MATMUL_MATRIX_SCALE_BLK128x128_32F;
@@ -84,6 +93,11 @@ bool Supported(const Matmul& matmul, const Layout& a, const Layout& b, const Lay
       (turned_b ? b.rows : b.columns) != d.columns) {
     return false;
   }
+  if (IsFp4(a.type) || IsFp4(b.type)) {
+    return a.type == b.type && matmul.mode_a == kVec16 && matmul.mode_b == kVec16 &&
+           matmul.fast == 0 && turned_a && !turned_b && k % 32 == 0 && a.stride % 32 == 0 &&
+           b.stride % 32 == 0 && Whole(d) && (d.type == CUDA_R_16BF || d.type == CUDA_R_32F);
+  }
   if (!IsFp8(a.type) && !IsFp8(b.type)) {
     return a.type == b.type && matmul.scale_a == nullptr && matmul.scale_b == nullptr;
   }
@@ -94,6 +108,10 @@ bool Supported(const Matmul& matmul, const Layout& a, const Layout& b, const Lay
 
 float ValueAt(const void* data, cudaDataType type, int64_t index) {
   switch (type) {
+    case CUDA_R_4F_E2M1: {
+      const uint32_t byte = static_cast<const uint8_t*>(data)[index / 2];
+      return ravel::kernels::scalar::E2M1Value(index % 2 == 0 ? byte & 0xFu : byte >> 4);
+    }
     case CUDA_R_8F_E4M3:
       return E4M3::ValueOfCode(static_cast<const uint8_t*>(data)[index]);
     case CUDA_R_8F_E5M2:
@@ -114,6 +132,15 @@ float ElementOf(
       transpose == CUBLAS_OP_T ? row * layout.stride + column : column * layout.stride + row);
 }
 
+// The byte of an element's scale in tiles of 128 columns by 4 vectors.
+uint8_t TileByte(const void* scales, int64_t vector, int64_t k, int64_t column, int64_t i) {
+  const int64_t outer = column % 128;
+  const int64_t inner = i / vector % 4;
+  const int64_t sf_inner_dim = ((k + vector - 1) / vector + 3) / 4 * 4;
+  const int64_t block = (i / vector / 4 * 4 + column / 128 * sf_inner_dim) * 128;
+  return static_cast<const uint8_t*>(scales)[block + (outer % 32) * 16 + (outer / 32) * 4 + inner];
+}
+
 // The scale of element `i` along k of column `column` of a stored matrix: M or N of them.
 float BlockScale(
     int32_t mode, const void* scales, int64_t columns, int64_t k, int64_t column, int64_t i) {
@@ -126,15 +153,10 @@ float BlockScale(
       const int64_t l4 = l + (4 - l % 4) % 4;
       return floats[column / 128 * l4 + i / 128];
     }
-    case kVec32: {
-      const int64_t outer = column % 128;
-      const int64_t inner = i / 32 % 4;
-      const int64_t sf_inner_dim = ((k + 31) / 32 + 3) / 4 * 4;
-      const int64_t block = (i / 32 / 4 * 4 + column / 128 * sf_inner_dim) * 128;
-      const uint8_t code =
-          static_cast<const uint8_t*>(scales)[block + (outer % 32) * 16 + (outer / 32) * 4 + inner];
-      return std::ldexp(1.0f, code - 127);
-    }
+    case kVec16:
+      return E4M3::ValueOfCode(TileByte(scales, 16, k, column, i));
+    case kVec32:
+      return std::ldexp(1.0f, TileByte(scales, 32, k, column, i) - 127);
     default:
       return 1.0f;
   }
@@ -145,6 +167,7 @@ float WholeScale(int32_t mode, const void* scale) {
 }
 
 int64_t last_fast = -1;
+int64_t last_pointer_mode = -1;
 
 }  // namespace
 
@@ -153,6 +176,11 @@ extern "C" {
 // What the last product that ran was told of its sums.
 int64_t FakeCublasLtLastFast() {
   return last_fast;
+}
+
+// Where it was told that its factors lie.
+int64_t FakeCublasLtLastPointerMode() {
+  return last_pointer_mode;
 }
 
 cublasStatus_t cublasLtCreate(cublasLtHandle_t* handle) {
@@ -193,6 +221,8 @@ cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t handle,
       return set(matmul.transpose_b);
     case CUBLASLT_MATMUL_DESC_SM_COUNT_TARGET:
       return set(matmul.multiprocessors);
+    case CUBLASLT_MATMUL_DESC_POINTER_MODE:
+      return set(matmul.pointer_mode);
     case CUBLASLT_MATMUL_DESC_FAST_ACCUM:
       return set(matmul.fast);
     case CUBLASLT_MATMUL_DESC_A_SCALE_POINTER:
@@ -283,6 +313,7 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t,
     return CUBLAS_STATUS_NOT_SUPPORTED;
   }
   last_fast = matmul.fast;
+  last_pointer_mode = matmul.pointer_mode;
   const float scale = *static_cast<const float*>(alpha) *
                       WholeScale(matmul.mode_a, matmul.scale_a) *
                       WholeScale(matmul.mode_b, matmul.scale_b);

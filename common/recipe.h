@@ -30,9 +30,10 @@ enum class GemmPath : uint8_t {
   kFp8Tensor = 3,     // of a GPU: gemms of FP8 codes with one scale for each operand
   kFp8Block = 4,      // of a GPU: of FP8 codes with an fp32 scale for each 128, or 128 x 128
   kMxFp8 = 5,         // of a GPU: of FP8 codes with an E8M0 scale for each 32
+  kNvFp4 = 6,         // of a GPU: of E2M1 codes with an E4M3 scale for each 16, and one for all
 };
 inline constexpr GemmPath kLastEmulation = GemmPath::kDequantBf16;
-inline constexpr GemmPath kLastGemmPath = GemmPath::kMxFp8;
+inline constexpr GemmPath kLastGemmPath = GemmPath::kNvFp4;
 
 constexpr bool IsEmulation(GemmPath path) {
   return path == GemmPath::kCpuReference || path == GemmPath::kDequantBf16;
@@ -40,7 +41,7 @@ constexpr bool IsEmulation(GemmPath path) {
 
 // True of gemms that read a scale for each block of codes.
 constexpr bool ReadsBlockScales(GemmPath path) {
-  return path == GemmPath::kFp8Block || path == GemmPath::kMxFp8;
+  return path == GemmPath::kFp8Block || path == GemmPath::kMxFp8 || path == GemmPath::kNvFp4;
 }
 
 // The gemms of FP8 codes with one scale for each operand (kFp8Tensor) that may sum fast: they are

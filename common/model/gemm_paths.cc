@@ -37,8 +37,8 @@ absl::Status CheckEntries(const std::vector<GemmPath>& entries, bool cpu_devices
 }
 
 // The device that a path needs: a compute capability from one on, or of one major number alone,
-// since scales of 128 codes are of Hopper and E8M0 ones are tried for on the first Blackwell alone;
-// versions as cuBLASLt counts them.
+// since scales of 128 codes are of Hopper and those of 32 and 16 are tried for on the first
+// Blackwell alone; versions as cuBLASLt counts them.
 struct Needs {
   GemmPath path;
   int compute_major;
@@ -48,7 +48,8 @@ struct Needs {
 };
 constexpr Needs kNeeds[] = {{GemmPath::kFp8Tensor, 8, 9, false, 120000},
                             {GemmPath::kFp8Block, 9, 0, true, 120900},
-                            {GemmPath::kMxFp8, 10, 0, true, 120800}};
+                            {GemmPath::kMxFp8, 10, 0, true, 120800},
+                            {GemmPath::kNvFp4, 10, 0, true, 120800}};
 
 bool HasCapability(const Needs& needs, const GemmDevice& device) {
   return std::pair(device.compute_major, device.compute_minor) >=
@@ -85,6 +86,8 @@ const char* GemmPathName(GemmPath path) {
       return "fp8_block";
     case GemmPath::kMxFp8:
       return "mxfp8";
+    case GemmPath::kNvFp4:
+      return "nvfp4";
   }
   return "unknown";
 }
@@ -108,6 +111,8 @@ GemmPath PathOfCodes(Recipe recipe) {
       return GemmPath::kFp8Block;
     case Recipe::kMxFp8:
       return GemmPath::kMxFp8;
+    case Recipe::kNvFp4:
+      return GemmPath::kNvFp4;
     default:
       return GemmPath::kNone;
   }
@@ -138,17 +143,7 @@ absl::StatusOr<GemmPath> ChooseGemmPath(const RecipeSpec& spec, bool cpu_devices
   if (!spec.emulation.empty()) {
     return GemmPath::kDequantBf16;
   }
-  if (PathOfCodes(spec.recipe) != GemmPath::kNone) {
-    return PathOfCodes(spec.recipe);
-  }
-  return FieldRefusal("precision.emulation",
-                      absl::StrCat(GemmPathName(GemmPath::kDequantBf16),
-                                   " among the paths, since gpu devices have no gemms of ",
-                                   RecipeName(spec.recipe),
-                                   " codes of their own (",
-                                   ClassesText(),
-                                   ")"),
-                      "nothing");
+  return PathOfCodes(spec.recipe);
 }
 
 absl::Status CheckFastAccumulation(FastAccumulation fast, GemmPath path) {

@@ -12,8 +12,8 @@
 
 namespace ravel::plan {
 
-// "cpu_reference", "dequant_bf16", "fp8_tensor", "fp8_block", "mxfp8"; "none" where nothing is
-// quantized.
+// "cpu_reference", "dequant_bf16", "fp8_tensor", "fp8_block", "mxfp8", "nvfp4"; "none" where
+// nothing is quantized.
 const char* GemmPathName(GemmPath path);
 // False where no emulation has that name.
 bool ParseEmulation(std::string_view name, GemmPath& path);
@@ -24,11 +24,11 @@ const char* FastAccumulationName(FastAccumulation fast);
 // The path of all gemms of quantized matrices: forward, input gradient and weight gradient. kNone
 // without a recipe. Allowed are the entries of precision.emulation or, without any, on CPUs their
 // reference and on GPUs none. On GPUs an emulation that is allowed is taken, else the path of the
-// recipe's codes, which nvfp4 has not. An error names precision.emulation, and either an entry that
-// these devices never take or that is there twice, or the gemms, the devices and what these lack.
+// recipe's codes. An error names precision.emulation, and an entry that these devices never take or
+// that is there twice.
 absl::StatusOr<GemmPath> ChooseGemmPath(const RecipeSpec& spec, bool cpu_devices);
 
-// A GPU's path without emulation; kNone: there is none for the recipe yet.
+// A GPU's path without emulation; kNone without a recipe.
 GemmPath PathOfCodes(Recipe recipe);
 
 // True where gemms of the path read RecipeSpec::fast_accumulation.
@@ -57,9 +57,10 @@ bool MultipliesCodes(Recipe recipe, const GemmDevice& device);
 // names precision.recipe, the paths that the device has and the emulation that it would take.
 absl::Status CheckRecipeOnGpu(const RecipeSpec& spec, const GemmDevice& device);
 
-// The multiple that dimensions of matrices and tokens of a micro-batch have to be for a path.
+// The multiple that dimensions of matrices and tokens of a micro-batch have to be for a path: rows
+// of codes are whole 16 bytes.
 constexpr int64_t GemmStep(GemmPath path) {
-  return path == GemmPath::kNone || IsEmulation(path) ? 1 : 16;
+  return path == GemmPath::kNone || IsEmulation(path) ? 1 : path == GemmPath::kNvFp4 ? 32 : 16;
 }
 
 // The gemms that a path computes, as texts name them.

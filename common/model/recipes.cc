@@ -82,7 +82,23 @@ absl::Status MarkKept(const RecipeSpec& spec,
   return absl::OkStatus();
 }
 
-absl::Status CheckShape(Recipe recipe, GemmPath path, const TensorSpec& tensor) {
+// Gemms of packed codes sum over one part: its codes are whole 16 bytes of a row.
+absl::Status CheckPart(GemmPath path, const TensorSpec& tensor, const TensorCut& axis) {
+  const bool in_parts = axis.parts > 1 && tensor.cut.dim >= 0 && tensor.cut.chunk == 0;
+  if (path != GemmPath::kNvFp4 || !in_parts || PartLength(tensor, axis) % GemmStep(path) == 0) {
+    return absl::OkStatus();
+  }
+  return FieldRefusal(
+      "precision.recipe",
+      absl::StrCat("parts of ", tensor.name, " that are multiples of ", GemmStep(path)),
+      absl::StrCat(PartLength(tensor, axis), " of dimension ", tensor.cut.dim));
+}
+
+absl::Status CheckShape(Recipe recipe,
+                        GemmPath path,
+                        const TensorSpec& tensor,
+                        const TensorCut& axis) {
+  RETURN_IF_ERROR(CheckPart(path, tensor, axis));
   const int64_t step = std::max(ShapeStep(recipe), GemmStep(path));
   if (tensor.shape[0] % step == 0 && tensor.shape[1] % step == 0) {
     return absl::OkStatus();
@@ -105,14 +121,30 @@ struct GemmWidths {
   int64_t weight_scales = 0;  // most bytes of those of one gemm's weights, in either order
 };
 
+// Where the scales of blocks lie for gemms of a path: those of weights, and of activations.
+ScaleForm WeightForm(GemmPath path) {
+  switch (path) {
+    case GemmPath::kFp8Block:
+      return ScaleForm::kSquares128;
+    case GemmPath::kMxFp8:
+      return ScaleForm::kBlocks32;
+    case GemmPath::kNvFp4:
+      return ScaleForm::kBlocks16;
+    default:
+      return ScaleForm::kTensor;
+  }
+}
+ScaleForm ActivationForm(GemmPath path) {
+  return path == GemmPath::kFp8Block ? ScaleForm::kBlocks128 : WeightForm(path);
+}
+
 // Bytes of scales of a matrix that gemms read as it is and transposed.
 int64_t BytesOfScales(ScaleForm form, int64_t rows, int64_t columns) {
   return std::max(ScaleBytes(form, rows, columns), ScaleBytes(form, columns, rows));
 }
 
 GemmWidths WidthsOf(const ModelInventory& inventory, const UnitSpec& unit, GemmPath path) {
-  const ScaleForm form =
-      path == GemmPath::kFp8Block ? ScaleForm::kSquares128 : ScaleForm::kBlocks32;
+  const ScaleForm form = WeightForm(path);
   const Architecture& architecture = ArchitectureOf(inventory.config.architecture);
   const bool output_first = architecture.layout == MatrixLayout::kOutputInput;
   GemmWidths widths;
@@ -203,7 +235,7 @@ absl::Status ApplyRecipe(const RecipeSpec& spec,
   for (const TensorId id : inventory.tensors.ids()) {
     TensorSpec& tensor = inventory.tensors[id];
     if (MayQuantize(inventory, tensor) && !kept[id]) {
-      RETURN_IF_ERROR(CheckShape(spec.recipe, path, tensor));
+      RETURN_IF_ERROR(CheckShape(spec.recipe, path, tensor, inventory.cut));
       tensor.recipe = spec.recipe;
     }
   }
@@ -233,7 +265,7 @@ absl::Status SetRecipes(const IdVector<TensorId, Recipe>& recipes,
         return absl::InvalidArgumentError(
             absl::StrCat(tensor.name, ": not of the path ", GemmPathName(path)));
       }
-      RETURN_IF_ERROR(CheckShape(recipes[id], path, tensor));
+      RETURN_IF_ERROR(CheckShape(recipes[id], path, tensor, inventory.cut));
       RETURN_IF_ERROR(CheckChunkTokens(recipes[id], path, tokens, inventory.cut));
       tensor.recipe = recipes[id];
     }
@@ -246,6 +278,7 @@ void ReserveRecipeScratch(GemmPath path,
                           const MicroBatchShape& micro_batch,
                           ModelInventory& inventory) {
   const DType type = IsEmulation(path) ? DType::kBF16 : DType::kU8;
+  const int64_t per_byte = CodesOfByte(ActivationForm(path));
   const int64_t tokens = micro_batch.sequences * micro_batch.sequence_tokens;
   for (UnitSpec& unit : inventory.units) {
     const GemmWidths widths =
@@ -253,13 +286,12 @@ void ReserveRecipeScratch(GemmPath path,
     if (widths.weight == 0) {
       continue;
     }
-    unit.workspace.push_back({"q_weight", {1, widths.weight}, type});
-    unit.workspace.push_back({"q_input", {tokens, widths.input}, type});
-    unit.workspace.push_back({"q_gradient", {tokens, widths.output}, type});
+    unit.workspace.push_back({"q_weight", {1, DivExact(widths.weight, per_byte)}, type});
+    unit.workspace.push_back({"q_input", {tokens, DivExact(widths.input, per_byte)}, type});
+    unit.workspace.push_back({"q_gradient", {tokens, DivExact(widths.output, per_byte)}, type});
     unit.workspace.push_back({"q_scales", {kScaleSlots}});
     if (ReadsBlockScales(path)) {
-      const ScaleForm form =
-          path == GemmPath::kFp8Block ? ScaleForm::kBlocks128 : ScaleForm::kBlocks32;
+      const ScaleForm form = ActivationForm(path);
       const auto add = [&](const char* name, int64_t bytes) {
         unit.workspace.push_back({name, {1, bytes}, DType::kU8});
       };

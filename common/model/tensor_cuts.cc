@@ -108,7 +108,7 @@ absl::Status CheckChunks(const TensorCut& axis) {
 // Blocks that share a scale lie in one part.
 absl::Status CheckBlocks(const TensorSpec& tensor, const TensorCut& axis, bool fp8_states) {
   const DimensionCut& cut = tensor.cut;
-  const int64_t length = tensor.shape[Size(cut.dim)] / PiecesOf(cut, axis.parts);
+  const int64_t length = PartLength(tensor, axis);
   const bool quantized = tensor.recipe != Recipe::kNone;
   const int64_t block = quantized ? std::max(kCodesStep, BlockEdge(tensor.recipe)) : int64_t{1};
   const std::string got = absl::StrCat(length, " of dimension ", cut.dim);
@@ -128,6 +128,10 @@ absl::Status CheckBlocks(const TensorSpec& tensor, const TensorCut& axis, bool f
 }
 
 }  // namespace
+
+int64_t PartLength(const TensorSpec& tensor, const TensorCut& axis) {
+  return tensor.shape[Size(tensor.cut.dim)] / PiecesOf(tensor.cut, axis.parts);
+}
 
 Shape ItemShape(const TensorSpec& tensor) {
   Shape item = tensor.shape;

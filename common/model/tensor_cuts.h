@@ -27,6 +27,9 @@ int64_t VocabularyBlockRows(int64_t vocabulary, int64_t parts);
 // The cut of the token table and the head.
 DimensionCut VocabularyCut(int64_t vocabulary, const TensorCut& axis);
 
+// Elements of the dimension that the axis cuts, of a tensor with one, that one of its P parts has.
+int64_t PartLength(const TensorSpec& tensor, const TensorCut& axis);
+
 // Checks the axis alone, which BuildInventory needs: T and P are powers of two, T divides P, and
 // sequence parallelism has ranks. Errors name the field.
 absl::Status CheckDegrees(const TensorCut& axis);

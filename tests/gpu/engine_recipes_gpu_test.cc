@@ -46,7 +46,8 @@ constexpr RecipeForm kRecipes[] = {{"delayed", Recipe::kDelayed},
                                    {"delayed_codes", Recipe::kDelayed, true},
                                    {"current_codes", Recipe::kCurrent, true},
                                    {"fp8_block_codes", Recipe::kFloat8Block, true},
-                                   {"mxfp8_codes", Recipe::kMxFp8, true}};
+                                   {"mxfp8_codes", Recipe::kMxFp8, true},
+                                   {"nvfp4_codes", Recipe::kNvFp4, true}};
 constexpr int64_t kHistory = 3;  // as long as the runs
 
 void UseRecipe(const RecipeForm& form, plan::JobSpec& spec) {

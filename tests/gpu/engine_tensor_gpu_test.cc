@@ -43,7 +43,7 @@ struct TensorMesh {
   }
   // On devices whose gemms' bits may depend on sizes.
   bool keeps_bits() const {
-    return strategy.chunks <= 1 && !(of_codes && plan::ScalesTokensApart(recipe));
+    return strategy.chunks <= 1 && !(of_codes && plan::BlockEdge(recipe) > 0);
   }
   std::string recipe_name() const {
     std::string name = plan::RecipeName(recipe);
@@ -154,6 +154,10 @@ std::vector<TensorMesh> Meshes() {
       {.strategy = {.strategy = "ZeRO2", .tensor = 4, .sequence = true},
        .model = "recipes",
        .recipe = Recipe::kMxFp8,
+       .of_codes = true},
+      {.strategy = {.strategy = "ZeRO2", .tensor = 4, .sequence = true},
+       .model = "recipes",
+       .recipe = Recipe::kNvFp4,
        .of_codes = true}};
 }
 

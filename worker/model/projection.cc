@@ -29,25 +29,10 @@ constexpr auto kRows = kernels::BlocksAlong::kRows;
 // Bits of the site of random numbers that are the weight's; those above are of a part of it.
 constexpr uint32_t kSiteBits = 24;
 
-// Places in the scratch of scales: lines apart.
-constexpr int64_t kWeightScale = 0;
-constexpr int64_t kInputScale = 16;
-constexpr int64_t kGradientScale = 32;
-
-// Recipes whose blocks have all there is of scales decode to operands with a scale of 1, which a
-// gemm need not multiply by.
-bool ScalesTheWhole(plan::Recipe recipe) {
-  return plan::BlockEdge(recipe) == 0 || recipe == plan::Recipe::kNvFp4;
-}
-
 // A part of [rows, columns]; absent where columns are not in parts.
 kernels::GemmPart ColumnPart(int64_t rows, int64_t part_columns) {
   return part_columns > 0 ? kernels::GemmPart{.rows = rows, .columns = part_columns}
                           : kernels::GemmPart();
-}
-
-TensorView ScaleAt(const TensorView& scales, int64_t place) {
-  return VectorView(scales.As<float>() + place, 1);
 }
 
 }  // namespace
@@ -132,62 +117,6 @@ Projection::Operand Projection::Weight(kernels::Stream& stream,
                                       : Decoded(stream, memory, block);
 }
 
-Projection::Operand Projection::Codes(kernels::Stream& stream,
-                                      const UnitMemory& memory,
-                                      const Block& block,
-                                      kernels::BlocksAlong inner) const {
-  Operand operand = {.matrix = block.matrix, .scale = {}};
-  operand.matrix.dtype = DType::kU8;
-  const kernels::WeightScales& scales = memory.scales[parts_[block.first].weight].weight;
-  if (OfBlocks(memory, block.first)) {
-    operand.scale = block.in_parts ? TensorView() : PlacedScales(stream, memory, block, inner);
-    operand.form = kernels::WeightScaleForm(scales.recipe);
-  } else {
-    operand.scale = ScaleAt(memory.workspace[scratch_->scales], kWeightScale + block.scale);
-    kernels::DecodeWeight(stream,
-                          {.codes = {}, .scales = scales, .to = {}, .scale = operand.scale});
-  }
-  if (inner == kernels::BlocksAlong::kRows) {
-    const TensorView& scratch = memory.workspace[scratch_->weight];
-    CHECK_LE(block.scratch + operand.matrix.elements(), scratch.elements());
-    TensorView to = MatrixView(nullptr, operand.matrix.size[1], operand.matrix.size[0]);
-    to.dtype = scratch.dtype;
-    to.data = ElementAt(scratch.data, block.scratch, scratch.dtype);
-    kernels::TransposeCodes(stream, {.from = operand.matrix, .to = to});
-    operand.matrix = to;
-  }
-  operand.matrix.dtype = DType::kF8E4M3;
-  return operand;
-}
-
-TensorView Projection::PlacedScales(kernels::Stream& stream,
-                                    const UnitMemory& memory,
-                                    const Block& block,
-                                    kernels::BlocksAlong inner) const {
-  const int64_t rows = block.matrix.size[0];
-  const int64_t columns = block.matrix.size[1];
-  const bool turned = inner == kernels::BlocksAlong::kRows;
-  const ScaleForm form =
-      kernels::WeightScaleForm(memory.scales[parts_[block.first].weight].weight.recipe);
-  const TensorView to = Carve(memory.workspace[*scratch_->weight_scales],
-                              1,
-                              ScaleBytes(form, turned ? columns : rows, turned ? rows : columns));
-  int64_t first_row = 0;
-  for (size_t part = block.first; part < block.first + block.parts; ++part) {
-    const int64_t part_rows = memory.weights[parts_[part].weight].size[0];
-    kernels::PlaceScales(stream,
-                         {.scales = memory.scales[parts_[part].weight].weight,
-                          .inner = inner,
-                          .rows = part_rows,
-                          .columns = columns,
-                          .first_row = first_row,
-                          .all_rows = rows,
-                          .to = to});
-    first_row += part_rows;
-  }
-  return to;
-}
-
 Projection::Operand Projection::Decoded(kernels::Stream& stream,
                                         const UnitMemory& memory,
                                         const Block& block) const {
@@ -195,9 +124,7 @@ Projection::Operand Projection::Decoded(kernels::Stream& stream,
   CHECK_LE(block.scratch, scratch.elements());
   const int64_t room = scratch.elements() - block.scratch;
   scratch.data = ElementAt(scratch.data, block.scratch, scratch.dtype);
-  Operand operand = {
-      .matrix = scratch,
-      .scale = ScaleAt(memory.workspace[scratch_->scales], kWeightScale + block.scale)};
+  Operand operand = {.matrix = scratch, .scale = ScaleAt(memory, kWeightScale + block.scale)};
   int64_t rows = 0;
   int64_t columns = 0;
   for (size_t part = block.first; part < block.first + block.parts; ++part) {
@@ -221,6 +148,15 @@ Projection::Operand Projection::Decoded(kernels::Stream& stream,
   return operand;
 }
 
+kernels::ActivationDraws Projection::DrawsOf(const ActivationArgs& args) const {
+  kernels::ActivationDraws draws =
+      args.memory.draws == nullptr ? kernels::ActivationDraws() : *args.memory.draws;
+  const uint32_t site = parts_[args.part].site;
+  CHECK_LT(site, 1u << kSiteBits);
+  draws.site = site | args.piece << kSiteBits;
+  return draws;
+}
+
 Projection::Operand Projection::Activation(kernels::Stream& stream,
                                            const ActivationArgs& args) const {
   const bool input = args.role == kernels::ActivationRole::kInput;
@@ -235,9 +171,8 @@ Projection::Operand Projection::Activation(kernels::Stream& stream,
       .matrix = Carve(args.memory.workspace[input ? scratch_->input : scratch_->gradient],
                       args.from.size[0],
                       args.from.size[1]),
-      .scale =
-          ScaleAt(args.memory.workspace[scratch_->scales], input ? kInputScale : kGradientScale)};
-  kernels::QuantizeActivationArgs quantize = {
+      .scale = ScaleAt(args.memory, input ? kInputScale : kGradientScale)};
+  const kernels::QuantizeActivationArgs quantize = {
       .recipe = scales.weight.recipe,
       .role = args.role,
       .along = args.along,
@@ -247,67 +182,12 @@ Projection::Operand Projection::Activation(kernels::Stream& stream,
       .encode = input ? scales.input_encode : scales.gradient_encode,
       .staged = input ? scales.input_staged : scales.gradient_staged,
       .non_finite = scales.non_finite,
-      .draws = args.memory.draws == nullptr ? kernels::ActivationDraws() : *args.memory.draws,
+      .draws = DrawsOf(args),
       .epsilon = scales.amax_epsilon};
-  const uint32_t site = parts_[args.part].site;
-  CHECK_LT(site, 1u << kSiteBits);
-  quantize.draws.site = site | args.piece << kSiteBits;
   kernels::QuantizeActivation(stream, quantize);
   if (!ScalesTheWhole(scales.weight.recipe)) {
     operand.scale = {};
   }
-  return operand;
-}
-
-Projection::Operand Projection::ActivationCodes(kernels::Stream& stream,
-                                                const ActivationArgs& args) const {
-  const bool input = args.role == kernels::ActivationRole::kInput;
-  const bool turned = args.along == kernels::BlocksAlong::kRows;
-  const quant::GemmScales& scales = args.memory.scales[parts_[args.part].weight];
-  const TensorView& scratch = args.memory.workspace[input ? scratch_->input : scratch_->gradient];
-  Operand operand = {.matrix = turned ? Carve(scratch, args.from.size[1], args.from.size[0])
-                                      : Carve(scratch, args.from.size[0], args.from.size[1]),
-                     .scale = ScaleAt(args.memory.workspace[scratch_->scales],
-                                      input ? kInputScale : kGradientScale)};
-  kernels::QuantizeCodes(stream,
-                         {.recipe = scales.weight.recipe,
-                          .role = args.role,
-                          .from = args.from,
-                          .codes = turned ? TensorView() : operand.matrix,
-                          .transposed = turned ? operand.matrix : TensorView(),
-                          .scale = operand.scale,
-                          .encode = input ? scales.input_encode : scales.gradient_encode,
-                          .staged = input ? scales.input_staged : scales.gradient_staged,
-                          .non_finite = scales.non_finite,
-                          .epsilon = scales.amax_epsilon});
-  operand.matrix.dtype = input ? DType::kF8E4M3 : DType::kF8E5M2;
-  return operand;
-}
-
-Projection::Operand Projection::ActivationBlocks(kernels::Stream& stream,
-                                                 const ActivationArgs& args) const {
-  const bool input = args.role == kernels::ActivationRole::kInput;
-  const bool turned = args.along == kernels::BlocksAlong::kRows;
-  const quant::GemmScales& scales = args.memory.scales[parts_[args.part].weight];
-  const int64_t outer = args.from.size[turned ? 1 : 0];
-  const int64_t inner = args.from.size[turned ? 0 : 1];
-  const ScaleForm form = kernels::ActivationScaleForm(scales.weight.recipe);
-  const std::vector<TensorView>& workspace = args.memory.workspace;
-  Operand operand = {
-      .matrix = Carve(workspace[input ? scratch_->input : scratch_->gradient], outer, inner),
-      .scale = Carve(workspace[input ? *scratch_->input_scales : *scratch_->gradient_scales],
-                     1,
-                     ScaleBytes(form, outer, inner)),
-      .form = form};
-  kernels::QuantizeBlocks(stream,
-                          {.recipe = scales.weight.recipe,
-                           .along = args.along,
-                           .from = args.from,
-                           .codes = operand.matrix,
-                           .scales = operand.scale,
-                           .non_finite = scales.non_finite,
-                           .epsilon = scales.amax_epsilon});
-  operand.matrix.dtype = DType::kF8E4M3;
   return operand;
 }
 
@@ -451,6 +331,9 @@ void Projection::Forward(kernels::Stream& stream, const ForwardArgs& args) const
                    .scale_b = weight.scale,
                    .form_a = codes ? quantized.form : ScaleForm::kTensor,
                    .form_b = weight.form,
+                   .whole_a = codes ? quantized.whole : TensorView(),
+                   .whole_b = weight.whole,
+                   .factors = Factors(args.memory, weight),
                    .fast_accumulation = Fast(args.memory, block, &quant::GemmScales::fast_forward),
                    .part = ColumnPart(args.y.size[0], PartOutputs(block))});
     column += block.columns;
@@ -479,6 +362,9 @@ void Projection::InputGradient(kernels::Stream& stream, const InputGradientArgs&
          .scale_b = weight.scale,
          .form_a = dy.form,
          .form_b = weight.form,
+         .whole_a = dy.whole,
+         .whole_b = weight.whole,
+         .factors = Factors(args.memory, weight),
          .fast_accumulation = Fast(args.memory, block, &quant::GemmScales::fast_input_gradient),
          .part = ColumnPart(args.dx.size[0], PartInputs(args.dx.size[1]))});
     column += block.columns;
@@ -508,6 +394,9 @@ void Projection::AddProduct(kernels::Stream& stream, const ProductArgs& args) co
                  .scale_b = second.scale,
                  .form_a = first.form,
                  .form_b = second.form,
+                 .whole_a = first.whole,
+                 .whole_b = second.whole,
+                 .factors = Factors(args.memory, first),
                  .part = part});
 }
 
@@ -536,7 +425,8 @@ void Projection::WeightGradient(kernels::Stream& stream, const WeightGradientArg
         Quantized(args.memory, block.first) ? x : Operand{.matrix = args.x, .scale = {}};
     if (block.matrix.present()) {
       AddProduct(stream,
-                 {.x = in,
+                 {.memory = args.memory,
+                  .x = in,
                   .dy = GradientOf(stream, gradient, all, block, column),
                   .turned = OfCodes(args.memory, block.first),
                   .to = block.matrix,

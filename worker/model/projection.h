@@ -131,7 +131,20 @@ class Projection {
     TensorView matrix;
     TensorView scale;  // absent: 1
     ScaleForm form = ScaleForm::kTensor;
+    TensorView whole = {};  // of packed codes, beside the scales of their blocks
   };
+  // Places in the scratch of scales: lines apart.
+  static constexpr int64_t kWeightScale = 0;
+  static constexpr int64_t kInputScale = 16;
+  static constexpr int64_t kGradientScale = 32;
+  static constexpr int64_t kFactors = 48;  // two, of a gemm of packed codes
+  TensorView ScaleAt(const UnitMemory& memory, int64_t place) const;
+  // True where a recipe has a scale for the whole tensor.
+  static bool ScalesTheWhole(plan::Recipe recipe);
+  // What a gemm of the operand takes as GemmArgs::factors.
+  TensorView Factors(const UnitMemory& memory, const Operand& operand) const;
+  // Columns of an operand, of which several may share a byte.
+  static TensorView CodeColumns(const Operand& operand, int64_t first, int64_t count);
   Operand Weight(kernels::Stream& stream,
                  const UnitMemory& memory,
                  const Block& block,
@@ -143,6 +156,7 @@ class Projection {
                                kernels::BlocksAlong inner) const;
   // dw (=|+=) x^T * dy, or dy^T * x.
   struct ProductArgs {
+    const UnitMemory& memory;
     Operand x;
     Operand dy;
     bool turned = false;  // both are of codes, transposed already
@@ -211,6 +225,7 @@ class Projection {
     kernels::BlocksAlong along = kernels::BlocksAlong::kColumns;
     uint32_t piece = 0;  // PieceOf; 0: the whole
   };
+  kernels::ActivationDraws DrawsOf(const ActivationArgs& args) const;
   Operand Activation(kernels::Stream& stream, const ActivationArgs& args) const;
   Operand ActivationCodes(kernels::Stream& stream, const ActivationArgs& args) const;
   Operand ActivationBlocks(kernels::Stream& stream, const ActivationArgs& args) const;

@@ -81,8 +81,7 @@ std::vector<Projection::Operand> Projection::Weights(kernels::Stream& stream,
       Operand of_part = whole;
       if (block.parts > 1) {
         const int64_t rows = MatrixOf(memory.weights, parts_[part]).size[0];
-        of_part.matrix =
-            turned ? ColumnsOf(whole.matrix, row, rows) : RowsOf(whole.matrix, row, rows);
+        of_part.matrix = turned ? CodeColumns(whole, row, rows) : RowsOf(whole.matrix, row, rows);
         row += rows;
       }
       of_parts.push_back(of_part);
@@ -100,7 +99,7 @@ Projection::Operand Projection::SliceOf(kernels::Stream& stream,
                                         const Slice& slice) const {
   Operand sliced = weight;
   sliced.matrix = SumsColumns(memory, slice.part, slice.inner)
-                      ? ColumnsOf(weight.matrix, slice.first, slice.count)
+                      ? CodeColumns(weight, slice.first, slice.count)
                       : RowsOf(weight.matrix, slice.first, slice.count);
   if (OfBlocks(memory, slice.part)) {
     kernels::WeightScales scales = memory.scales[parts_[slice.part].weight].weight;
@@ -108,7 +107,7 @@ Projection::Operand Projection::SliceOf(kernels::Stream& stream,
     const int64_t edge = plan::BlockEdge(scales.recipe);
     const bool of_rows = slice.inner == kRows;
     const int64_t rows = of_rows ? slice.count : codes.size[0];
-    const int64_t columns = of_rows ? codes.size[1] : slice.count;
+    const int64_t columns = of_rows ? codes.size[1] * CodesOfByte(weight.form) : slice.count;
     const int64_t first = DivExact(slice.first, edge);
     const int64_t count = DivExact(slice.count, edge);
     scales.amax =
@@ -159,6 +158,9 @@ std::vector<TensorView> Projection::ForwardParts(kernels::Stream& stream,
                        .scale_b = weight.scale,
                        .form_a = x.form,
                        .form_b = weight.form,
+                       .whole_a = x.whole,
+                       .whole_b = weight.whole,
+                       .factors = Factors(args.memory, weight),
                        .fast_accumulation = fast,
                        .part = {.rows = to.size[0], .columns = to.size[1]}});
       });
@@ -210,6 +212,9 @@ std::vector<TensorView> Projection::InputGradientParts(kernels::Stream& stream,
          .scale_b = weight.scale,
          .form_a = dy.form,
          .form_b = weight.form,
+         .whole_a = dy.whole,
+         .whole_b = weight.whole,
+         .factors = Factors(args.memory, weight),
          .fast_accumulation =
              quantized && args.memory.scales[parts_[member.part].weight].fast_input_gradient,
          .part = {.rows = to.size[0], .columns = to.size[1]}});
@@ -237,7 +242,8 @@ void Projection::MemberGradient(kernels::Stream& stream,
   const int64_t share = DivExact(args.dy.size[1], parts);
   if (!Quantized(args.all.memory, member.part)) {
     AddProduct(stream,
-               {.x = {.matrix = args.all.x, .scale = {}},
+               {.memory = args.all.memory,
+                .x = {.matrix = args.all.x, .scale = {}},
                 .dy = {.matrix = args.dy, .scale = {}},
                 .to = args.to,
                 .output = output,
@@ -253,7 +259,8 @@ void Projection::MemberGradient(kernels::Stream& stream,
                                    .along = kRows,
                                    .piece = PieceOf(member, part)});
     AddProduct(stream,
-               {.x = args.x,
+               {.memory = args.all.memory,
+                .x = args.x,
                 .dy = dy,
                 .turned = OfCodes(args.all.memory, member.part),
                 .to = output_first ? RowsOf(args.to, part * share, share)
@@ -323,7 +330,8 @@ void Projection::InputPartGradients(kernels::Stream& stream, const WeightGradien
                                     .from = ColumnsOf(args.x, part * inputs, inputs),
                                     .along = kRows});
       AddProduct(stream,
-                 {.x = x,
+                 {.memory = args.memory,
+                  .x = x,
                   .dy = dy,
                   .turned = OfCodes(args.memory, 0),
                   .to = output_first ? ColumnsOf(dw, part * inputs, inputs)

@@ -13,21 +13,41 @@
 namespace ravel::trainer {
 namespace {
 
+// Codes in a byte of this type.
+int64_t PerByte(DType type) {
+  return type == DType::kU8 ? 2 : 1;
+}
+
 // The value of a code in the type's format; NaN and infinity do not occur.
 float ValueOf(DType type, uint8_t code) {
+  if (type == DType::kU8) {
+    constexpr float kMagnitudes[] = {0, 0.5f, 1, 1.5f, 2, 3, 4, 6};
+    return (code & 8u) != 0 ? -kMagnitudes[code & 7u] : kMagnitudes[code & 7u];
+  }
   if (type == DType::kF8E4M3) {
     return Fp8E4M3ToFloat(code);
   }
   return Fp16ToFloat(static_cast<uint16_t>(code << 8));  // E5M2 is its upper half
 }
 
-// Codes of both signs, of exponents around 1.
+// The value of an element of an operand; the first of two in a byte is in its low half.
+float ValueAt(DType type, const std::vector<uint8_t>& codes, int64_t at) {
+  const uint32_t byte = codes[Size(at / PerByte(type))];
+  return ValueOf(type,
+                 static_cast<uint8_t>(type == DType::kU8 ? byte >> (at % 2 * 4) & 15u : byte));
+}
+
+// Codes of both signs, of exponents around 1; packed ones are all there are.
 std::vector<uint8_t> CodesOf(DType type, int64_t count, uint32_t seed) {
   const uint32_t one = type == DType::kF8E4M3 ? 0x38 : 0x3C;
-  std::vector<uint8_t> codes(Size(count));
+  std::vector<uint8_t> codes(Size(count / PerByte(type)));
   uint32_t state = seed;
   for (uint8_t& code : codes) {
     state = state * 1664525u + 1013904223u;
+    if (type == DType::kU8) {
+      code = static_cast<uint8_t>(state >> 24);
+      continue;
+    }
     code = static_cast<uint8_t>(one - 8 + (state >> 24) % 16 + ((state >> 20) & 1u) * 0x80);
   }
   return codes;
@@ -119,6 +139,9 @@ std::vector<uint8_t> PlacedScales(const std::vector<float>& scales,
       if (form == ScaleForm::kBlocks32) {
         constexpr int kBias = 127;
         bytes[Size(index)] = static_cast<uint8_t>(std::ilogb(scale) + kBias);
+      } else if (form == ScaleForm::kBlocks16) {
+        constexpr int kBias = 7;  // of E4M3, whose mantissa has three bits
+        bytes[Size(index)] = static_cast<uint8_t>((std::ilogb(scale) + kBias) << 3);
       } else {
         std::memcpy(bytes.data() + index * DTypeBytes(DType::kF32), &scale, sizeof(scale));
       }
@@ -145,8 +168,8 @@ absl::Status RunProbe(const ProbeCase& probe,
                       shard::HostAccess& memory,
                       std::span<std::byte> bytes) {
   Room room(bytes);
-  const TensorView a = room.Take(probe.a, probe.rows, probe.inner);
-  const TensorView b = room.Take(probe.b, probe.columns, probe.inner);
+  const TensorView a = room.Take(probe.a, probe.rows, probe.inner / PerByte(probe.a));
+  const TensorView b = room.Take(probe.b, probe.columns, probe.inner / PerByte(probe.b));
   const TensorView c = room.Take(probe.c, probe.rows, probe.columns);
   const ProbeOperands operands = OperandsOf(probe);
   RETURN_IF_ERROR(memory.Write(BytesOf(operands.a), a.data));
@@ -158,6 +181,17 @@ absl::Status RunProbe(const ProbeCase& probe,
   ASSIGN_OR_RETURN(
       const TensorView scale_b,
       WriteScales(room, memory, operands.scale_b, probe.form_b, probe.columns, probe.inner));
+  TensorView wholes;
+  TensorView factors;
+  if (probe.form_a == ScaleForm::kBlocks16) {
+    wholes = room.Take(DType::kF32, 1, 2);
+    factors = VectorView(room.Take(DType::kF32, 1, 2).As<float>(), 2);
+    RETURN_IF_ERROR(
+        memory.Write(BytesOf(std::vector<float>{operands.whole_a, operands.whole_b}), wholes.data));
+  }
+  const auto whole = [&](int64_t at) {
+    return wholes.present() ? VectorView(wholes.As<float>() + at, 1) : TensorView();
+  };
   kernels::Gemm(
       stream,
       {.a = a,
@@ -170,21 +204,24 @@ absl::Status RunProbe(const ProbeCase& probe,
        .scale_b = scale_b,
        .form_a = probe.form_a,
        .form_b = probe.form_b,
+       .whole_a = whole(0),
+       .whole_b = whole(1),
+       .factors = factors,
        .fast_accumulation = probe.fast});
   ASSIGN_OR_RETURN(const std::vector<float> result, ReadValues(memory, c));
   return CheckProbe(probe, operands, result);
 }
 
-// Gemms of E4M3 codes with scales of these forms: of activations, and of weights.
+// Gemms of E4M3 or packed codes with scales of these forms: of activations, and of weights.
 std::vector<ProbeCase> BlockCases(ScaleForm activation, ScaleForm weight) {
   // More than a tile of rows, and blocks that end before a tile does.
   constexpr int64_t kRows = 144;
   constexpr int64_t kInner = 160;
-  constexpr DType kCodes = DType::kF8E4M3;
+  const DType type = activation == ScaleForm::kBlocks16 ? DType::kU8 : DType::kF8E4M3;
   const auto probe = [&](const char* name, DType c, bool accumulates, ScaleForm form_b) {
     return ProbeCase{.name = name,
-                     .a = kCodes,
-                     .b = kCodes,
+                     .a = type,
+                     .b = type,
                      .c = c,
                      .accumulates = accumulates,
                      .fast = false,
@@ -211,6 +248,9 @@ std::vector<ProbeCase> ProbeCases(plan::GemmPath path, plan::FastAccumulation fa
   if (path == plan::GemmPath::kMxFp8) {
     return BlockCases(ScaleForm::kBlocks32, ScaleForm::kBlocks32);
   }
+  if (path == plan::GemmPath::kNvFp4) {
+    return BlockCases(ScaleForm::kBlocks16, ScaleForm::kBlocks16);
+  }
   if (path != plan::GemmPath::kFp8Tensor) {
     return {};
   }
@@ -228,6 +268,10 @@ ProbeOperands OperandsOf(const ProbeCase& probe) {
                             .c = {},
                             .scale_a = ScalesOf(probe.form_a, probe.rows, probe.inner, 0.375f),
                             .scale_b = ScalesOf(probe.form_b, probe.columns, probe.inner, 3.0f)};
+  if (probe.form_a == ScaleForm::kBlocks16) {
+    operands.whole_a = 0.375f;
+    operands.whole_b = 3.0f;
+  }
   for (int64_t i = 0; i < probe.rows * probe.columns; ++i) {
     operands.c.push_back(static_cast<float>(i % 17) - 8.0f);
   }
@@ -238,8 +282,9 @@ absl::Status CheckProbe(const ProbeCase& probe,
                         const ProbeOperands& operands,
                         std::span<const float> result) {
   const auto value = [&](DType type, const std::vector<uint8_t>& codes, int64_t row, int64_t i) {
-    return double{ValueOf(type, codes[Size(row * probe.inner + i)])};
+    return double{ValueAt(type, codes, row * probe.inner + i)};
   };
+  const double whole = double{operands.whole_a} * double{operands.whole_b};
   for (int64_t row = 0; row < probe.rows; ++row) {
     for (int64_t column = 0; column < probe.columns; ++column) {
       const size_t at = Size(row * probe.columns + column);
@@ -247,7 +292,7 @@ absl::Status CheckProbe(const ProbeCase& probe,
       double magnitude = 0;
       for (int64_t i = 0; i < probe.inner; ++i) {
         const double product =
-            value(probe.a, operands.a, row, i) * value(probe.b, operands.b, column, i) *
+            whole * value(probe.a, operands.a, row, i) * value(probe.b, operands.b, column, i) *
             double{ScaleOf(operands.scale_a, probe.form_a, probe.inner, row, i)} *
             double{ScaleOf(operands.scale_b, probe.form_b, probe.inner, column, i)};
         sum += product;

@@ -18,6 +18,7 @@
 namespace ravel::trainer {
 
 // c [rows, columns] (=|+=) a b^T, of a [rows, inner] and b [columns, inner], each with its scales.
+// Codes of u8 are E2M1, two to a byte.
 struct ProbeCase {
   const char* name;  // "weight gradient"
   DType a;
@@ -40,6 +41,8 @@ struct ProbeOperands {
   std::vector<float> c;        // before
   std::vector<float> scale_a;  // [rows, blocks], by row and block of codes, whatever the form
   std::vector<float> scale_b;
+  float whole_a = 1;  // of packed codes: a scale beside those of blocks
+  float whole_b = 1;
 };
 ProbeOperands OperandsOf(const ProbeCase& probe);
 

@@ -33,15 +33,16 @@ struct CapabilityCase {
   bool fp8_tensor;
   bool fp8_block;
   bool mxfp8;
+  bool nvfp4;
 };
-constexpr CapabilityCase kCapabilities[] = {{7, 5, false, false, false},
-                                            {8, 0, false, false, false},
-                                            {8, 6, false, false, false},
-                                            {8, 9, true, false, false},
-                                            {9, 0, true, true, false},
-                                            {10, 0, true, false, true},
-                                            {10, 3, true, false, true},
-                                            {12, 0, true, false, false}};
+constexpr CapabilityCase kCapabilities[] = {{7, 5, false, false, false, false},
+                                            {8, 0, false, false, false, false},
+                                            {8, 6, false, false, false, false},
+                                            {8, 9, true, false, false, false},
+                                            {9, 0, true, true, false, false},
+                                            {10, 0, true, false, true, true},
+                                            {10, 3, true, false, true, true},
+                                            {12, 0, true, false, false, false}};
 
 TEST(GemmPaths, EachCapabilityHasItsPaths) {
   for (const CapabilityCase& tested : kCapabilities) {
@@ -50,6 +51,7 @@ TEST(GemmPaths, EachCapabilityHasItsPaths) {
     EXPECT_EQ(CheckGemmPath(GemmPath::kFp8Tensor, device).ok(), tested.fp8_tensor);
     EXPECT_EQ(CheckGemmPath(GemmPath::kFp8Block, device).ok(), tested.fp8_block);
     EXPECT_EQ(CheckGemmPath(GemmPath::kMxFp8, device).ok(), tested.mxfp8);
+    EXPECT_EQ(CheckGemmPath(GemmPath::kNvFp4, device).ok(), tested.nvfp4);
     EXPECT_TRUE(CheckGemmPath(GemmPath::kNone, device).ok());
     EXPECT_TRUE(CheckGemmPath(GemmPath::kDequantBf16, device).ok());
   }
@@ -62,7 +64,8 @@ TEST(GemmPaths, ARecipeIsRefusedWhereItsPathIs) {
                                 Recipe::kDelayed,
                                 Recipe::kCurrent,
                                 Recipe::kFloat8Block,
-                                Recipe::kMxFp8}) {
+                                Recipe::kMxFp8,
+                                Recipe::kNvFp4}) {
       const GemmDevice device = GpuOf(tested.compute_major, tested.compute_minor);
       RecipeSpec spec = SpecOf(recipe);
       EXPECT_EQ(CheckRecipeOnGpu(spec, device).ok(),

@@ -72,25 +72,25 @@ TEST(DeviceKind, CountsNamesAndMemory) {
   }
 }
 
-// What each kind runs without emulation, by recipe: delayed, current, fp8_block, mxfp8.
+// The recipes that each kind runs without emulation, in the order of kOfCodes.
 struct KindCase {
   const char* devices;
   const char* model;  // as NVML names one
-  bool runs[4];
+  bool runs[5];       // by kOfCodes
 };
 constexpr KindCase kKinds[] = {
-    {"8xA100-80G", "NVIDIA A100-SXM4-80GB", {false, false, false, false}},
-    {"8xL40S-48G", "NVIDIA L40S", {true, true, false, false}},
-    {"8xH100-80G", "NVIDIA H100 80GB HBM3", {true, true, true, false}},
-    {"8xH200-141G", "NVIDIA H200", {true, true, true, false}},
-    {"8xB200-180G", "NVIDIA B200", {true, true, false, true}},
-    {"8xGB200-186G", "NVIDIA GB200", {true, true, false, true}},
-    {"8xcpu", "AMD EPYC 7763", {true, true, true, true}},
-    {"8xNext-1-48G", "NVIDIA Next 1", {true, true, true, true}},
-    {"8", "", {true, true, true, true}},
+    {"8xA100-80G", "NVIDIA A100-SXM4-80GB", {false, false, false, false, false}},
+    {"8xL40S-48G", "NVIDIA L40S", {true, true, false, false, false}},
+    {"8xH100-80G", "NVIDIA H100 80GB HBM3", {true, true, true, false, false}},
+    {"8xH200-141G", "NVIDIA H200", {true, true, true, false, false}},
+    {"8xB200-180G", "NVIDIA B200", {true, true, false, true, true}},
+    {"8xGB200-186G", "NVIDIA GB200", {true, true, false, true, true}},
+    {"8xcpu", "AMD EPYC 7763", {true, true, true, true, true}},
+    {"8xNext-1-48G", "NVIDIA Next 1", {true, true, true, true, true}},
+    {"8", "", {true, true, true, true, true}},
 };
 constexpr Recipe kOfCodes[] = {
-    Recipe::kDelayed, Recipe::kCurrent, Recipe::kFloat8Block, Recipe::kMxFp8};
+    Recipe::kDelayed, Recipe::kCurrent, Recipe::kFloat8Block, Recipe::kMxFp8, Recipe::kNvFp4};
 
 TEST(DeviceKind, EachKindRunsItsRecipes) {
   for (const KindCase& tested : kKinds) {

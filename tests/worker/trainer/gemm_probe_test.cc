@@ -16,7 +16,14 @@ namespace {
 
 using ::testing::HasSubstr;
 
-float ValueOf(DType type, uint8_t code) {
+float ValueOf(DType type, const std::vector<uint8_t>& codes, int64_t at) {
+  if (type == DType::kU8) {
+    constexpr float kMagnitudes[] = {0, 0.5f, 1, 1.5f, 2, 3, 4, 6};
+    const uint32_t byte = codes[static_cast<size_t>(at / 2)];
+    const uint32_t code = at % 2 == 0 ? byte % 16 : byte / 16;
+    return (code >= 8 ? -1.0f : 1.0f) * kMagnitudes[code % 8];
+  }
+  const uint8_t code = codes[static_cast<size_t>(at)];
   return type == DType::kF8E4M3 ? Fp8E4M3ToFloat(code)
                                 : Fp16ToFloat(static_cast<uint16_t>(code << 8));
 }
@@ -35,9 +42,10 @@ std::vector<float> Exact(const ProbeCase& probe, const ProbeOperands& operands) 
     const int64_t column = i % probe.columns;
     double sum = 0;
     for (int64_t k = 0; k < probe.inner; ++k) {
-      sum += double{ValueOf(probe.a, operands.a[static_cast<size_t>(row * probe.inner + k)])} *
+      sum += double{operands.whole_a} * double{operands.whole_b} *
+             double{ValueOf(probe.a, operands.a, row * probe.inner + k)} *
              double{ScaleAt(operands.scale_a, probe.form_a, probe.inner, row, k)} *
-             double{ValueOf(probe.b, operands.b[static_cast<size_t>(column * probe.inner + k)])} *
+             double{ValueOf(probe.b, operands.b, column * probe.inner + k)} *
              double{ScaleAt(operands.scale_b, probe.form_b, probe.inner, column, k)};
     }
     result.push_back(static_cast<float>(sum) +
@@ -48,8 +56,10 @@ std::vector<float> Exact(const ProbeCase& probe, const ProbeOperands& operands) 
 
 std::vector<ProbeCase> AllCases() {
   std::vector<ProbeCase> all;
-  for (const plan::GemmPath path :
-       {plan::GemmPath::kFp8Tensor, plan::GemmPath::kFp8Block, plan::GemmPath::kMxFp8}) {
+  for (const plan::GemmPath path : {plan::GemmPath::kFp8Tensor,
+                                    plan::GemmPath::kFp8Block,
+                                    plan::GemmPath::kMxFp8,
+                                    plan::GemmPath::kNvFp4}) {
     const std::vector<ProbeCase> cases = ProbeCases(path, plan::FastAccumulation::kForward);
     all.insert(all.end(), cases.begin(), cases.end());
   }
@@ -105,7 +115,16 @@ TEST(GemmProbe, TellsScalesAndOperandsApart) {
       other = operands;
       std::reverse(other.scale_a.begin(), other.scale_a.end());
       EXPECT_FALSE(CheckProbe(probe, operands, Exact(probe, other)).ok()) << probe.name;
-      continue;  // both operands are E4M3
+      if (probe.form_a == ScaleForm::kBlocks16) {
+        other = operands;
+        other.whole_a = 1;
+        EXPECT_FALSE(CheckProbe(probe, operands, Exact(probe, other)).ok()) << probe.name;
+        other = operands;
+        other.a.front() = static_cast<uint8_t>(other.a.front() >> 4 | other.a.front() << 4);
+        std::rotate(other.a.begin(), other.a.begin() + 1, other.a.end());
+        EXPECT_FALSE(CheckProbe(probe, operands, Exact(probe, other)).ok()) << probe.name;
+      }
+      continue;  // both operands are of one type
     }
     ProbeCase swapped = probe;
     swapped.a = probe.a == DType::kF8E4M3 ? DType::kF8E5M2 : DType::kF8E4M3;

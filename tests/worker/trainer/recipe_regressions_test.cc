@@ -311,11 +311,11 @@ TEST_F(RecipeRegressions, DelayedScalesBeginAtOneOnRequest) {
 TEST_F(RecipeRegressions, UnsupportedRecipeRefusedAtPlan) {
   plan::JobSpec spec = Job({}, Recipe::kNvFp4);
   spec.cpu_devices = false;
-  EXPECT_THAT(std::string(plan::BuildShardingPlan({.spec = spec, .ranks = 1, .shared_memory = true})
-                              .status()
-                              .message()),
-              ::testing::HasSubstr("precision.emulation: expected dequant_bf16"));
+  const plan::DeviceKind hopper = plan::ParseDevices("1xH100-80G", false)->kind;
+  EXPECT_THAT(std::string(plan::CheckRecipeOn(hopper, spec.recipe).message()),
+              ::testing::HasSubstr("precision.emulation: [dequant_bf16] beside it, got nvfp4"));
   spec.recipe.emulation = {plan::GemmPath::kDequantBf16};
+  EXPECT_EQ(plan::CheckRecipeOn(hopper, spec.recipe), absl::OkStatus());
   EXPECT_TRUE(plan::BuildShardingPlan({.spec = spec, .ranks = 1, .shared_memory = true}).ok());
 }
 
@@ -336,10 +336,7 @@ TEST_F(RecipeRegressions, APlanIsAcceptedWhereItsTrainerBegins) {
         const absl::StatusOr<plan::GemmPath> path =
             plan::ChooseGemmPath(spec.recipe, spec.cpu_devices);
         SCOPED_TRACE(absl::StrCat(devices, " ", plan::RecipeName(recipe), " ", emulated));
-        if (!path.ok()) {
-          EXPECT_TRUE(recipe == Recipe::kNvFp4 && !emulated && !kind.cpu) << path.status();
-          continue;
-        }
+        ASSERT_TRUE(path.ok()) << path.status();
         EXPECT_EQ(*path == plan::GemmPath::kCpuReference, kind.cpu);
         EXPECT_EQ(plan::CheckRecipeOn(kind, spec.recipe).ok(),
                   plan::CheckGemmPath(*path,

@@ -252,13 +252,6 @@ TEST(RecipePlans, AreRefusedWithFieldAndTensor) {
                                HasSubstr("multiples of 128")));
   EXPECT_THAT(refusal([](JobSpec& spec) { spec.compute = ComputeType::kF32; }),
               HasSubstr("precision.compute: expected bf16, for fp8_block, got fp32"));
-  EXPECT_EQ(refusal([](JobSpec& spec) {
-              spec.cpu_devices = false;
-              spec.recipe.recipe = Recipe::kNvFp4;
-            }),
-            "precision.emulation: expected dequant_bf16 among the paths, since gpu devices have no "
-            "gemms of nvfp4 codes of their own (forward, input gradient, weight gradient), got "
-            "nothing");
   EXPECT_THAT(refusal([](JobSpec& spec) { spec.recipe.emulation = {GemmPath::kDequantBf16}; }),
               HasSubstr("precision.emulation[0]: expected cpu_reference, the emulation of cpu "
                         "devices, got dequant_bf16"));
@@ -361,8 +354,9 @@ TEST(RecipePlans, GpusMultiplyCodesOfOneScaleWithoutEmulation) {
 
 // Scales of blocks lie in scratch of their own; fast sums are not for them.
 TEST(RecipePlans, GpusMultiplyCodesOfBlocksWithoutEmulation) {
-  for (const auto& [recipe, path] :
-       {std::pair(Recipe::kFloat8Block, GemmPath::kFp8Block), {Recipe::kMxFp8, GemmPath::kMxFp8}}) {
+  for (const auto& [recipe, path] : {std::pair(Recipe::kFloat8Block, GemmPath::kFp8Block),
+                                     {Recipe::kMxFp8, GemmPath::kMxFp8},
+                                     {Recipe::kNvFp4, GemmPath::kNvFp4}}) {
     JobSpec spec = testing::RecipeSpecOf(recipe);
     spec.cpu_devices = false;
     const ShardingPlan codes = RecipePlan(spec, 2);
@@ -396,6 +390,24 @@ TEST(RecipePlans, GpusMultiplyCodesOfBlocksWithoutEmulation) {
                                 .message()),
                 HasSubstr("training.microBatch: expected times data.sequenceLength a multiple of"));
   }
+}
+
+// A gemm of packed codes sums over one part of a cut matrix, whose rows are whole 16 bytes there.
+// Decoded operands need whole blocks alone.
+TEST(RecipePlans, PartsOfPackedCodesAreWholeSixteenBytes) {
+  JobSpec spec = testing::RecipeSpecOf(Recipe::kNvFp4);
+  spec.cpu_devices = false;
+  spec.tensor_parts = 2;
+  const auto build = [&] {
+    return BuildShardingPlan({.spec = spec, .ranks = 1, .shared_memory = true}).status();
+  };
+  EXPECT_EQ(build(), absl::OkStatus());
+  spec.model->intermediate_size = 96;
+  const std::string refusal(build().message());
+  EXPECT_THAT(refusal, HasSubstr("precision.recipe: expected parts of model.layers.0.mlp."));
+  EXPECT_THAT(refusal, HasSubstr("that are multiples of 32, got 48 of dimension"));
+  spec.recipe.emulation = {GemmPath::kDequantBf16};
+  EXPECT_EQ(build(), absl::OkStatus());
 }
 
 TEST(RecipePlans, FastSumsArePlannedTravelAndArePartOfTheNumerics) {

@@ -18,24 +18,14 @@
 #include "common/plan/check/program_memory.h"
 #include "common/plan/check/program_weights.h"
 #include "common/plan/check/program_windows.h"
+#include "common/plan/program/buffer_index.h"
 #include "common/plan/program/group_roles.h"
+#include "common/plan/program/program_offload.h"
 #include "common/plan/program/program_order.h"
 #include "common/plan/program/program_uses.h"
 
 namespace ravel::plan {
 namespace {
-
-// What all programs of a plan have in common.
-struct PlanFacts {
-  explicit PlanFacts(const ShardingPlan& plan)
-      : index(plan.buffers),
-        trains(UsesOf(plan.inventory, plan.groups, true)),
-        evaluates(UsesOf(plan.inventory, plan.groups, false)) {}
-
-  BufferIndex index;
-  ModelUses trains;
-  ModelUses evaluates;
-};
 
 // K8: EndPhase is after everything.
 absl::Status CheckEnd(const ProgramFacts& facts) {
@@ -74,38 +64,6 @@ absl::Status CheckStagingFrees(const ProgramFacts& facts) {
     }
   }
   return absl::OkStatus();
-}
-
-absl::Status CheckOne(const ShardingPlan& plan,
-                      const PlanFacts& of_plan,
-                      const StepProgram& program) {
-  const ModelUses& model = program.phase == Phase::kEval ? of_plan.evaluates : of_plan.trains;
-  std::vector<InstructionId> use_at;
-  std::vector<InstructionId> use_begins;
-  const OperandContext context = {.inventory = plan.inventory,
-                                  .groups = plan.groups,
-                                  .moves = plan.moves,
-                                  .lanes = plan.lanes,
-                                  .options = plan.options,
-                                  .index = of_plan.index,
-                                  .model = model,
-                                  .part = program.part};
-  RETURN_IF_ERROR(CheckForm(plan, context, program, use_at, use_begins));
-  ASSIGN_OR_RETURN(std::vector<Lifetime> lifetimes, LifetimesOf(program, plan.buffers));
-  const ProgramFacts facts = {.plan = plan,
-                              .program = program,
-                              .index = of_plan.index,
-                              .model = model,
-                              .order = HappensBefore(program),
-                              .lifetimes = std::move(lifetimes),
-                              .use_at = std::move(use_at),
-                              .use_begins = std::move(use_begins)};
-  RETURN_IF_ERROR(CheckWeights(facts));
-  RETURN_IF_ERROR(CheckGradients(facts));
-  RETURN_IF_ERROR(CheckMemory(facts));
-  RETURN_IF_ERROR(CheckEnd(facts));
-  RETURN_IF_ERROR(CheckStagingFrees(facts));
-  return CheckWindows(facts);
 }
 
 // What one program leaves alive is what the next one starts with, and a step or an evaluation ends
@@ -197,17 +155,75 @@ absl::Status CheckShape(const ShardingPlan& plan) {
 
 }  // namespace
 
-absl::Status CheckProgram(const ShardingPlan& plan, const StepProgram& program) {
+// What all programs of a plan have in common.
+struct ProgramChecker::PlanFacts {
+  explicit PlanFacts(const ShardingPlan& of)
+      : plan(of),
+        index(of.buffers),
+        trains(UsesOf(of.inventory, of.groups, true)),
+        evaluates(UsesOf(of.inventory, of.groups, false)),
+        on_host(HostUpdatesOf(of.buffers, of.groups, of.options).of) {}
+
+  const ShardingPlan& plan;
+  const BufferIndex index;
+  const ModelUses trains;
+  const ModelUses evaluates;
+  const IdVector<GroupId, bool> on_host;
+};
+
+ProgramChecker::ProgramChecker(const ShardingPlan& plan)
+    : facts_(std::make_unique<PlanFacts>(plan)) {}
+ProgramChecker::ProgramChecker(ProgramChecker&& other) noexcept = default;
+ProgramChecker& ProgramChecker::operator=(ProgramChecker&& other) noexcept = default;
+ProgramChecker::~ProgramChecker() = default;
+
+absl::StatusOr<ProgramChecker> ProgramChecker::Create(const ShardingPlan& plan) {
   RETURN_IF_ERROR(CheckShape(plan));
-  return CheckOne(plan, PlanFacts(plan), program);
+  return ProgramChecker(plan);
+}
+
+absl::Status ProgramChecker::Check(const StepProgram& program) const {
+  const ShardingPlan& plan = facts_->plan;
+  const ModelUses& model = program.phase == Phase::kEval ? facts_->evaluates : facts_->trains;
+  std::vector<InstructionId> use_at;
+  std::vector<InstructionId> use_begins;
+  const OperandContext context = {.inventory = plan.inventory,
+                                  .groups = plan.groups,
+                                  .moves = plan.moves,
+                                  .lanes = plan.lanes,
+                                  .options = plan.options,
+                                  .index = facts_->index,
+                                  .model = model,
+                                  .part = program.part};
+  RETURN_IF_ERROR(CheckForm(plan, context, facts_->on_host, program, use_at, use_begins));
+  ASSIGN_OR_RETURN(std::vector<Lifetime> lifetimes, LifetimesOf(program, plan.buffers));
+  const ProgramFacts facts = {.plan = plan,
+                              .program = program,
+                              .index = facts_->index,
+                              .model = model,
+                              .order = HappensBefore(program),
+                              .lifetimes = std::move(lifetimes),
+                              .use_at = std::move(use_at),
+                              .use_begins = std::move(use_begins)};
+  RETURN_IF_ERROR(CheckWeights(facts));
+  RETURN_IF_ERROR(CheckGradients(facts));
+  RETURN_IF_ERROR(CheckMemory(facts));
+  RETURN_IF_ERROR(CheckEnd(facts));
+  RETURN_IF_ERROR(CheckStagingFrees(facts));
+  return CheckWindows(facts);
+}
+
+absl::Status CheckProgram(const ShardingPlan& plan, const StepProgram& program) {
+  ASSIGN_OR_RETURN(const ProgramChecker checker, ProgramChecker::Create(plan));
+  return checker.Check(program);
 }
 
 absl::Status CheckPlan(const ShardingPlan& plan) {
   RETURN_IF_ERROR(CheckShape(plan));
   RETURN_IF_ERROR(CheckPlaces(plan));
-  const PlanFacts facts(plan);
+  const ProgramChecker checker(plan);
   for (const StepProgram& program : plan.programs) {
-    RETURN_IF_ERROR(CheckOne(plan, facts, program));
+    RETURN_IF_ERROR(checker.Check(program));
   }
   return CheckKinds(plan);
 }

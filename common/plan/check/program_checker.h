@@ -20,6 +20,8 @@
 //   K13 offsets are aligned, inside their arenas, and apart
 //   K14 the eval program writes no state
 
+#include <memory>
+
 #include "common/plan/program/step_program.h"
 #include "common/plan/sharding_plan.h"
 #include "common/status.h"
@@ -28,7 +30,26 @@ namespace ravel::plan {
 
 absl::Status CheckPlan(const ShardingPlan& plan);
 
-// One program of a plan, with the plan's buffers and addresses.
+// Checks one program with a plan's buffers and addresses.
 absl::Status CheckProgram(const ShardingPlan& plan, const StepProgram& program);
+
+// Checks programs with a plan's buffers and addresses, one after another. Facts of the plan alone
+// are found and checked once. The plan must outlive the checker and must not change.
+class ProgramChecker {
+ public:
+  static absl::StatusOr<ProgramChecker> Create(const ShardingPlan& plan);
+  ProgramChecker(ProgramChecker&& other) noexcept;
+  ProgramChecker& operator=(ProgramChecker&& other) noexcept;
+  ~ProgramChecker();
+
+  absl::Status Check(const StepProgram& program) const;
+
+ private:
+  struct PlanFacts;
+  friend absl::Status CheckPlan(const ShardingPlan& plan);
+  explicit ProgramChecker(const ShardingPlan& plan);
+
+  std::unique_ptr<const PlanFacts> facts_;
+};
 
 }  // namespace ravel::plan

@@ -9,7 +9,6 @@
 #include <absl/strings/str_cat.h>
 
 #include "common/plan/check/program_facts.h"
-#include "common/plan/program/program_offload.h"
 
 namespace ravel::plan {
 namespace {
@@ -41,11 +40,11 @@ bool IsOfEvaluation(const MoveTable& table, const Instruction& at) {
 
 class FormCheck {
  public:
-  FormCheck(const ShardingPlan& plan, const OperandContext& context, const StepProgram& program)
-      : plan_(plan),
-        context_(context),
-        program_(program),
-        on_host_(HostUpdatesOf(plan.buffers, plan.groups, plan.options).of) {}
+  FormCheck(const ShardingPlan& plan,
+            const OperandContext& context,
+            const IdVector<GroupId, bool>& on_host,
+            const StepProgram& program)
+      : plan_(plan), context_(context), on_host_(on_host), program_(program) {}
 
   absl::Status Run(std::vector<InstructionId>& use_at, std::vector<InstructionId>& use_begins) {
     if (program_.instructions.empty() || At(Last()).op != OpCode::kEndPhase) {
@@ -167,8 +166,8 @@ class FormCheck {
 
   const ShardingPlan& plan_;
   const OperandContext& context_;
+  const IdVector<GroupId, bool>& on_host_;
   const StepProgram& program_;
-  const IdVector<GroupId, bool> on_host_;
   size_t step_ = 0;      // the next one of a pass
   bool remade_ = false;  // a Recompute is done whose Backward is still to come
 };
@@ -209,10 +208,11 @@ StreamId StreamOf(const MoveTable& table,
 
 absl::Status CheckForm(const ShardingPlan& plan,
                        const OperandContext& context,
+                       const IdVector<GroupId, bool>& on_host,
                        const StepProgram& program,
                        std::vector<InstructionId>& use_at,
                        std::vector<InstructionId>& use_begins) {
-  return FormCheck(plan, context, program).Run(use_at, use_begins);
+  return FormCheck(plan, context, on_host, program).Run(use_at, use_begins);
 }
 
 }  // namespace ravel::plan

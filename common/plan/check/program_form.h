@@ -16,10 +16,11 @@ StreamId StreamOf(const MoveTable& table,
                   const Instruction& instruction);
 
 // K5, K14, fields, operands and the order of compute instructions, before anything else is known.
-// `use_at`: the instruction of each of the model's uses, the last of several steps; `use_begins`:
-// the first.
+// `on_host`: the groups that the host updates. `use_at`: the instruction of each of the model's
+// uses, the last of several steps; `use_begins`: the first.
 absl::Status CheckForm(const ShardingPlan& plan,
                        const OperandContext& context,
+                       const IdVector<GroupId, bool>& on_host,
                        const StepProgram& program,
                        std::vector<InstructionId>& use_at,
                        std::vector<InstructionId>& use_begins);

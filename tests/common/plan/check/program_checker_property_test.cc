@@ -136,6 +136,13 @@ std::vector<Target> Targets() {
   return targets;
 }
 
+// For many programs of the same plan, each of which is a mutant.
+ProgramChecker CheckerOf(const Target& target) {
+  absl::StatusOr<ProgramChecker> checker = ProgramChecker::Create(target.plan);
+  EXPECT_TRUE(checker.ok()) << target.name << ": " << checker.status();
+  return *std::move(checker);
+}
+
 // Whether two programs allow the same executions: equal closures.
 bool SameOrder(const StepProgram& a, const StepProgram& b) {
   const HappensBefore order_a(a);
@@ -154,20 +161,23 @@ bool SameOrder(const StepProgram& a, const StepProgram& b) {
 TEST(CheckerMutants, EveryDeletedWaitIsCaught) {
   int mutants = 0;
   for (const Target& target : Targets()) {
+    const ProgramChecker checker = CheckerOf(target);
     for (const StepProgram& program : target.plan.programs) {
+      StepProgram mutant = program;
       for (size_t i = 0; i < program.instructions.size(); ++i) {
         for (size_t w = 0; w < program.instructions[i].waits.size(); ++w) {
-          StepProgram mutant = program;
           std::vector<InstructionId>& waits = mutant.instructions[i].waits;
           waits.erase(waits.begin() + static_cast<std::ptrdiff_t>(w));
           EXPECT_FALSE(SameOrder(program, mutant)) << "an implied wait was left";
-          EXPECT_FALSE(CheckProgram(target.plan, mutant).ok())
+          EXPECT_FALSE(checker.Check(mutant).ok())
               << target.name << ": " << InstructionName(program, static_cast<int>(i))
               << " without its wait for "
               << InstructionName(program, program.instructions[i].waits[w]);
+          waits = program.instructions[i].waits;
           ++mutants;
         }
       }
+      EXPECT_TRUE(checker.Check(mutant).ok()) << target.name << ": a mutant was kept";
     }
   }
   EXPECT_GT(mutants, ravel::testing::Fewer(500, 5));
@@ -175,6 +185,7 @@ TEST(CheckerMutants, EveryDeletedWaitIsCaught) {
 
 TEST(CheckerMutants, EveryDroppedInstructionIsCaught) {
   for (const Target& target : Targets()) {
+    const ProgramChecker checker = CheckerOf(target);
     for (const StepProgram& program : target.plan.programs) {
       for (size_t drop = 0; drop < program.instructions.size(); ++drop) {
         StepProgram mutant = program;
@@ -188,7 +199,7 @@ TEST(CheckerMutants, EveryDroppedInstructionIsCaught) {
           }
           at.waits = waits;
         }
-        EXPECT_FALSE(CheckProgram(target.plan, mutant).ok())
+        EXPECT_FALSE(checker.Check(mutant).ok())
             << target.name << ": without " << InstructionName(program, static_cast<int>(drop));
       }
     }
@@ -217,6 +228,7 @@ bool Commute(const Instruction& a, const Instruction& b) {
 // lifetime.
 TEST(CheckerMutants, SwappedNeighboursOfAStreamAreCaught) {
   for (const Target& target : Targets()) {
+    const ProgramChecker checker = CheckerOf(target);
     for (const StepProgram& program : target.plan.programs) {
       for (size_t i = 0; i + 1 < program.instructions.size(); ++i) {
         const Instruction& first = program.instructions[i];
@@ -239,7 +251,7 @@ TEST(CheckerMutants, SwappedNeighboursOfAStreamAreCaught) {
             }
           }
         }
-        EXPECT_TRUE(Commute(first, second) || !CheckProgram(target.plan, mutant).ok())
+        EXPECT_TRUE(Commute(first, second) || !checker.Check(mutant).ok())
             << target.name << ": " << InstructionName(program, static_cast<int>(i)) << " swapped";
       }
     }
@@ -257,17 +269,20 @@ TEST(CheckerMutants, EveryChangedFieldIsCaught) {
       [](Instruction& at) { std::reverse(at.operands.begin(), at.operands.end()); },
   };
   for (const Target& target : Targets()) {
+    const ProgramChecker checker = CheckerOf(target);
     for (const StepProgram& program : target.plan.programs) {
+      StepProgram mutant = program;
       for (size_t i = 0; i < program.instructions.size(); ++i) {
         for (const auto& change : changes) {
-          StepProgram mutant = program;
           change(mutant.instructions[i]);
           if (mutant.instructions[i] != program.instructions[i]) {
-            EXPECT_FALSE(CheckProgram(target.plan, mutant).ok())
+            EXPECT_FALSE(checker.Check(mutant).ok())
                 << target.name << ": " << InstructionName(program, static_cast<int>(i));
+            mutant.instructions[i] = program.instructions[i];
           }
         }
       }
+      EXPECT_TRUE(checker.Check(mutant).ok()) << target.name << ": a mutant was kept";
     }
   }
 }
@@ -293,19 +308,22 @@ TEST(CheckerMutants, EveryChangedOperandIsCaught) {
   };
   int mutants = 0;
   for (const Target& target : Targets()) {
+    const ProgramChecker checker = CheckerOf(target);
     for (const StepProgram& program : target.plan.programs) {
+      StepProgram mutant = program;
       for (size_t i = 0; i < program.instructions.size(); ++i) {
         for (size_t operand = 0; operand < program.instructions[i].operands.size(); ++operand) {
           for (const auto& change : changes) {
-            StepProgram mutant = program;
             change(mutant.instructions[i].operands, operand);
-            EXPECT_FALSE(CheckProgram(target.plan, mutant).ok())
+            EXPECT_FALSE(checker.Check(mutant).ok())
                 << target.name << ": " << InstructionName(program, static_cast<int>(i))
                 << ", operand " << operand;
+            mutant.instructions[i].operands = program.instructions[i].operands;
             ++mutants;
           }
         }
       }
+      EXPECT_TRUE(checker.Check(mutant).ok()) << target.name << ": a mutant was kept";
     }
   }
   EXPECT_GT(mutants, ravel::testing::Fewer(10000, 5));
@@ -378,20 +396,21 @@ TEST(CheckerMutants, ChangedPlacementsAreCaught) {
 // Each instruction's move is one of its group's; the table is what the placements need.
 TEST(CheckerMutants, ChangedMovesAreCaught) {
   for (const Target& target : Targets()) {
-    for (size_t p = 0; p < target.plan.programs.size(); ++p) {
-      const StepProgram& program = target.plan.programs[p];
+    const ProgramChecker checker = CheckerOf(target);
+    for (const StepProgram& program : target.plan.programs) {
+      StepProgram mutant = program;
       for (size_t i = 0; i < program.instructions.size(); ++i) {
-        StepProgram mutant = program;
         MoveId& move = mutant.instructions[i].move;
         move = move < 0 ? MoveId(0) : MoveId();
-        EXPECT_FALSE(CheckProgram(target.plan, mutant).ok()) << target.name << ": " << i;
+        EXPECT_FALSE(checker.Check(mutant).ok()) << target.name << ": " << i;
         for (const MoveId other : target.plan.moves.moves.ids()) {
           move = other;
-          EXPECT_TRUE(other == program.instructions[i].move ||
-                      !CheckProgram(target.plan, mutant).ok())
+          EXPECT_TRUE(other == program.instructions[i].move || !checker.Check(mutant).ok())
               << target.name << ": " << i << " with move " << other;
         }
+        move = program.instructions[i].move;
       }
+      EXPECT_TRUE(checker.Check(mutant).ok()) << target.name << ": a mutant was kept";
     }
     for (const MoveId move : target.plan.moves.moves.ids()) {
       ShardingPlan mutant = target.plan;
@@ -407,6 +426,8 @@ TEST(CheckerMutants, EveryMovedOrShrunkArenaIsCaught) {
     shrunk.memory.private_bytes -= 256;
     EXPECT_FALSE(CheckPlan(shrunk).ok()) << target.name;
     // Overlapping any two temporaries that are alive together.
+    ShardingPlan moved = target.plan;
+    std::vector<int64_t>& offsets = moved.memory.offsets;
     for (const StepProgram& program : target.plan.programs) {
       const HappensBefore order(program);
       const std::vector<Lifetime> lives = *LifetimesOf(program, target.plan.buffers);
@@ -418,27 +439,29 @@ TEST(CheckerMutants, EveryMovedOrShrunkArenaIsCaught) {
               EndsBefore(order, a, b) || EndsBefore(order, b, a)) {
             continue;
           }
-          ShardingPlan moved = target.plan;
-          std::vector<int64_t>& offsets = moved.memory.offsets;
           offsets[static_cast<size_t>(b.buffer)] = offsets[static_cast<size_t>(a.buffer)];
           EXPECT_FALSE(CheckPlan(moved).ok())
               << target.name << ": " << buffer_a.name << " over " << buffer_b.name;
+          offsets = target.plan.memory.offsets;
         }
       }
     }
+    EXPECT_TRUE(CheckPlan(moved).ok()) << target.name << ": a mutant was kept";
   }
 }
 
 TEST(CheckerMutants, GrownAndShrunkBuffersAreCaught) {
   for (const Target& target : Targets()) {
+    ShardingPlan mutant = target.plan;
     for (size_t i = 0; i < target.plan.buffers.size(); ++i) {
-      ShardingPlan small = target.plan;
-      small.buffers[i].bytes -= 256;
-      EXPECT_FALSE(CheckPlan(small).ok()) << target.name << ": " << small.buffers[i].name;
-      ShardingPlan grown = target.plan;
-      grown.buffers[i].bytes += int64_t{1} << 30;
-      EXPECT_FALSE(CheckPlan(grown).ok()) << target.name << ": " << grown.buffers[i].name;
+      ProgramBuffer& buffer = mutant.buffers[i];
+      for (const int64_t change : {int64_t{-256}, int64_t{1} << 30}) {
+        buffer.bytes = target.plan.buffers[i].bytes + change;
+        EXPECT_FALSE(CheckPlan(mutant).ok()) << target.name << ": " << buffer.name << change;
+      }
+      buffer.bytes = target.plan.buffers[i].bytes;
     }
+    EXPECT_TRUE(CheckPlan(mutant).ok()) << target.name << ": a mutant was kept";
   }
 }
 

@@ -221,6 +221,27 @@ TEST_F(EmulatedDeviceTest, AMissingEventIsNamedWhateverTheTiming) {
   EXPECT_EQ(f().event_destroy(event), 0);
 }
 
+// The work of a stream that is destroyed is done. Its events stay, and the others' order, too.
+TEST_F(EmulatedDeviceTest, AStreamThatIsGoneLeavesTheOthersInOrder) {
+  void* gone = nullptr;
+  ASSERT_EQ(f().stream_create(0, 0, &gone), 0);
+  void* first = Stream();
+  void* second = Stream();
+  void* event = Event();
+  float* x = Floats();
+  float* y = Floats();
+  ASSERT_EQ(Add(first, y, y, y), "");
+  ASSERT_EQ(Add(gone, x, x, x), "");
+  EXPECT_THAT(Add(first, x, x, x), HasSubstr("no event orders"));
+  ASSERT_EQ(f().event_record(event, gone), 0);
+  ASSERT_EQ(f().stream_destroy(gone), 0);
+  EXPECT_EQ(Add(first, x, x, x), "");
+  ASSERT_EQ(f().stream_wait(second, event), 0);
+  EXPECT_THAT(Add(second, x, x, x), HasSubstr("no event orders"));
+  EXPECT_THAT(Add(second, y, y, y), HasSubstr("no event orders"));
+  EXPECT_EQ(f().event_destroy(event), 0);
+}
+
 // It runs when the stream is there, and what it touches of pinned memory is known.
 TEST_F(EmulatedDeviceTest, WorkOfTheHostIsOrderedByEventsToo) {
   void* first = Stream();

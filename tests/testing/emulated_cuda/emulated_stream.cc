@@ -1,10 +1,10 @@
 #include "tests/testing/emulated_cuda/emulated_stream.h"
 
 #include <chrono>
-#include <random>
 #include <utility>
 
 #include "tests/testing/emulated_cuda/emulated_errors.h"
+#include "tests/testing/hold.h"
 
 namespace ravel::kernels::cuda::emulated {
 namespace {
@@ -18,29 +18,14 @@ int64_t NowNs() {
 // A seed slows one stream of four down, some of its items very much, and others by a little.
 void RandomDelay(uint64_t seed, int stream, uint64_t item) {
   constexpr uint64_t kSlowMicroseconds = 40;
-  std::mt19937_64 random(seed * 1000003 + item * 101 + static_cast<uint64_t>(stream));
-  random.discard(1);
   const bool slow = seed % 4 == static_cast<uint64_t>(stream) % 4;
-  const uint64_t draw = random();
+  const uint64_t draw =
+      testing::ScatteredBits(seed * 1000003 + item * 101 + static_cast<uint64_t>(stream));
   const uint64_t most = slow && draw % 16 == 0 ? 20 * kSlowMicroseconds
                         : slow                 ? kSlowMicroseconds
                                                : kSlowMicroseconds / 8;
   const uint64_t microseconds = draw % 2 == 0 && !slow ? 0 : (draw >> 4) % most;
-  const auto end = std::chrono::steady_clock::now() + std::chrono::microseconds(microseconds);
-  while (std::chrono::steady_clock::now() < end) {
-    std::this_thread::yield();
-  }
-}
-
-// Leaves the processor to others meanwhile.
-void HoldUntil(std::chrono::steady_clock::time_point end) {
-  Mutex mutex;
-  CondVar never;
-  const MutexLock lock(mutex);
-  for (auto now = std::chrono::steady_clock::now(); now < end;
-       now = std::chrono::steady_clock::now()) {
-    never.WaitFor(mutex, end - now);
-  }
+  testing::HoldFor(std::chrono::microseconds(microseconds));
 }
 
 std::shared_ptr<CpuEvent> ReachedOf(const std::shared_ptr<Recording>& recording) {
@@ -73,6 +58,7 @@ void* EmulatedStreams::CreateStream(int32_t device) {
 int32_t EmulatedStreams::DestroyStream(void* stream) {
   std::unique_ptr<EmulatedStream> dying;  // its queue ends, and so waits, without the lock
   StreamClock clock;
+  int number = 0;
   {
     const MutexLock lock(mutex_);
     const EmulatedStream* found = Find(stream);
@@ -83,12 +69,15 @@ int32_t EmulatedStreams::DestroyStream(void* stream) {
       found->capture->invalid = true;
       return kCaptureUnsupported;
     }
-    clock = order_.ClockOf(found->number);
+    number = found->number;
+    clock = order_.ClockOf(number);
     dying = std::move(streams_[stream]);
     streams_.erase(stream);
   }
   dying.reset();
   Forget(clock);
+  const MutexLock lock(mutex_);
+  order_.Remove(number);
   return 0;
 }
 
@@ -135,7 +124,7 @@ void EmulatedStreams::EnqueueWork(EmulatedStream& stream, const EmulatedWork& wo
   if (work.of_peers) {
     of_peers_.push_back({.thread = std::this_thread::get_id(),
                          .stream = stream.number,
-                         .number = order_.ClockOf(stream.number)[stream.number],
+                         .number = order_.ClockOf(stream.number).At(stream.number),
                          .name = work.name});
   }
   std::function<void()> now = work.prepare != nullptr ? work.prepare() : work.run;
@@ -147,7 +136,7 @@ void EmulatedStreams::EnqueueWork(EmulatedStream& stream, const EmulatedWork& wo
   const auto paced = [run = std::move(now), least] {
     const auto end = std::chrono::steady_clock::now() + least;
     run();
-    HoldUntil(end);
+    testing::HoldUntil(end);
   };
   Enqueue(stream, paced, std::make_shared<CpuEvent>());
 }
@@ -254,10 +243,8 @@ int32_t EmulatedStreams::SynchronizeDevice(int32_t device) {
 void EmulatedStreams::Forget(const StreamClock& clock) {
   const MutexLock lock(mutex_);
   order_.Forget(clock);
-  std::erase_if(of_peers_, [&clock](const PeerWork& work) {
-    const auto done = clock.find(work.stream);
-    return done != clock.end() && work.number <= done->second;
-  });
+  std::erase_if(of_peers_,
+                [&clock](const PeerWork& work) { return work.number <= clock.At(work.stream); });
 }
 
 std::string EmulatedStreams::WaitsForPeers() {

@@ -24,8 +24,24 @@ struct EmulatedWork {
   bool of_peers = false;  // ends only when other ranks have come
 };
 
-// By stream number: its items 1 to n are done.
-using StreamClock = std::map<int, uint64_t>;
+// By stream number: its items 1 to n are done. Few streams live at a time.
+class StreamClock {
+ public:
+  uint64_t At(int stream) const;
+  uint64_t Advance(int stream);  // the number of its next item
+  // Takes the larger number of each stream.
+  void Merge(const StreamClock& other);
+  void Remove(int stream);
+
+ private:
+  struct Count {
+    int stream = 0;
+    uint64_t items = 0;
+  };
+  uint64_t& Of(int stream);
+
+  std::vector<Count> counts_;  // by stream, ascending
+};
 
 // Thread-compatible.
 class WorkOrder {
@@ -35,11 +51,13 @@ class WorkOrder {
   std::string Conflict(int stream, const EmulatedWork& work) const;
   void Add(int stream, const EmulatedWork& work);
   // What comes before the stream's next work.
-  StreamClock ClockOf(int stream) const;
+  const StreamClock& ClockOf(int stream) const;
   // The stream's next work comes after all that is in `clock`.
   void After(int stream, const StreamClock& clock);
   // The host has seen all of `clock` done, so whatever is issued from now on comes after it.
   void Forget(const StreamClock& clock);
+  // All work of a stream is done and forgotten, and there will be no more.
+  void Remove(int stream);
   // Whether the stream's next work comes after all work of all streams.
   bool IsLast(int stream) const;
 
@@ -47,7 +65,7 @@ class WorkOrder {
   struct Item {
     uint64_t number;
     std::string name;
-    Access access;
+    std::vector<Access> accesses;
   };
   std::map<int, StreamClock> clocks_;
   std::map<int, std::vector<Item>> pending_;  // in the order of numbers

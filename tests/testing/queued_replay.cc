@@ -1,14 +1,13 @@
 #include "tests/testing/queued_replay.h"
 
 #include <chrono>
-#include <random>
 #include <string>
-#include <thread>
 #include <utility>
 
 #include "common/mutex.h"
 #include "common/plan/program/program_crossing.h"
 #include "common/signed_size.h"
+#include "tests/testing/hold.h"
 
 namespace ravel::shard {
 namespace {
@@ -46,12 +45,11 @@ void RandomDelay(uint64_t schedule,
                  plan::InstructionId instruction,
                  plan::StreamId stream,
                  bool first) {
-  std::mt19937_64 random(schedule * 1000003 + Size(instruction.value()) * 101);
-  random.discard(1);
   const uint64_t number = stream == plan::StreamId::kTensor ? 0 : static_cast<uint64_t>(stream);
   const bool slow = schedule % 6 == number;
   const bool late = slow && first && schedule / 6 % 4 == 3;
-  const uint64_t draw = random();
+  const uint64_t draw =
+      testing::ScatteredBits(schedule * 1000003 + Size(instruction.value()) * 101);
   const bool stuck = slow && draw % 16 == 0;
   const uint64_t most = stuck  ? 20 * kSlowMicroseconds
                         : slow ? kSlowMicroseconds
@@ -59,10 +57,7 @@ void RandomDelay(uint64_t schedule,
   const uint64_t microseconds = late                     ? kLateMicroseconds
                                 : draw % 2 == 0 && !slow ? 0
                                                          : (draw >> 4) % most;
-  const auto end = std::chrono::steady_clock::now() + std::chrono::microseconds(microseconds);
-  while (std::chrono::steady_clock::now() < end) {
-    std::this_thread::yield();
-  }
+  testing::HoldFor(std::chrono::microseconds(microseconds));
 }
 
 }  // namespace

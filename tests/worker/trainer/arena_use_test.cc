@@ -120,7 +120,19 @@ class ArenaWatch final : public shard::InstructionObserver {
       if (std::memcmp(arena.base + begin, arena.before.data() + begin, bytes) == 0) {
         continue;
       }
-      for (size_t i = begin; i < begin + bytes; ++i) {
+      // Of a block within one written buffer only the last byte that differs counts.
+      const auto first = static_cast<int64_t>(begin);
+      const auto last = static_cast<int64_t>(begin + bytes - 1);
+      if (holder < 0 || !Holds(holder, first)) {
+        holder = Holder(kind, first, written);
+      }
+      const bool within = holder >= 0 && Holds(holder, first) && Holds(holder, last);
+      size_t i = begin;
+      if (within) {
+        for (i = begin + bytes - 1; arena.base[i] == arena.before[i]; --i) {
+        }
+      }
+      for (; i < begin + bytes; ++i) {
         if (arena.base[i] == arena.before[i]) {
           continue;
         }

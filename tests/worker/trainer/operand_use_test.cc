@@ -54,18 +54,18 @@ class OperandWatch final : public shard::InstructionObserver {
       }
     }
     kept_.resize(static_cast<size_t>(plan.memory.private_bytes));
-    given_.resize(kept_.size());
   }
 
   absl::Status Starting(const shard::BoundInstruction& bound,
                         const shard::ReplayTurn& turn) override {
     Mark(bound.instruction, turn);
     std::copy_n(base_, kept_.size(), kept_.begin());
-    std::fill(given_.begin(), given_.end(), kPoison);
+    std::ptrdiff_t begin = 0;
     for (const Range& read : reads_) {
-      std::copy(kept_.begin() + read.begin, kept_.begin() + read.end, given_.begin() + read.begin);
+      std::fill(base_ + begin, base_ + std::max(begin, read.begin), kPoison);
+      begin = std::max(begin, read.end);
     }
-    std::copy(given_.begin(), given_.end(), base_);
+    std::fill_n(base_ + begin, Bytes() - begin, kPoison);
     return absl::OkStatus();
   }
 
@@ -75,10 +75,12 @@ class OperandWatch final : public shard::InstructionObserver {
       RETURN_IF_ERROR(Restore({begin, written.begin}));
       begin = std::max(begin, written.end);
     }
-    return Restore({begin, static_cast<std::ptrdiff_t>(kept_.size())});
+    return Restore({begin, Bytes()});
   }
 
  private:
+  std::ptrdiff_t Bytes() const { return static_cast<std::ptrdiff_t>(kept_.size()); }
+
   bool Applies(const plan::Instruction& at, When when, const shard::ReplayTurn& turn) const {
     if (when == When::kAlways) {
       return true;
@@ -100,17 +102,46 @@ class OperandWatch final : public shard::InstructionObserver {
     if (range.begin >= range.end) {
       return absl::OkStatus();
     }
-    // All of it at once: most of a test's time is here.
-    const auto bytes = static_cast<size_t>(range.end - range.begin);
-    if (std::memcmp(given_.data() + range.begin, base_ + range.begin, bytes) != 0) {
-      const auto given = given_.begin() + range.begin;
-      const auto changed =
-          std::mismatch(given, given_.begin() + range.end, base_ + range.begin).first;
-      return absl::InternalError(absl::StrCat(
-          "rank ", rank_, " writes byte ", changed - given_.begin(), " without an operand"));
+    std::ptrdiff_t begin = range.begin;
+    for (const Range& read : reads_) {
+      const Range seen = {std::max(begin, read.begin), std::min(read.end, range.end)};
+      if (seen.begin < seen.end) {
+        RETURN_IF_ERROR(CheckPoison({begin, seen.begin}));
+        RETURN_IF_ERROR(CheckKept(seen));
+        begin = seen.end;
+      }
     }
+    RETURN_IF_ERROR(CheckPoison({begin, range.end}));
     std::copy(kept_.begin() + range.begin, kept_.begin() + range.end, base_ + range.begin);
     return absl::OkStatus();
+  }
+
+  // All of a range at once: most of a test's time is here.
+  absl::Status CheckKept(const Range& range) const {
+    const std::byte* kept = kept_.data() + range.begin;
+    const auto bytes = static_cast<size_t>(range.end - range.begin);
+    return std::memcmp(kept, base_ + range.begin, bytes) == 0
+               ? absl::OkStatus()
+               : Changed(range.begin +
+                         (std::mismatch(kept, kept + bytes, base_ + range.begin).first - kept));
+  }
+  // Each byte is poison if the first is, and each other equals the one before.
+  absl::Status CheckPoison(const Range& range) const {
+    if (range.begin >= range.end) {
+      return absl::OkStatus();
+    }
+    const std::byte* data = base_ + range.begin;
+    const auto bytes = static_cast<size_t>(range.end - range.begin);
+    if (data[0] == kPoison && std::memcmp(data, data + 1, bytes - 1) == 0) {
+      return absl::OkStatus();
+    }
+    return Changed(
+        range.begin +
+        (std::find_if(data, data + bytes, [](std::byte at) { return at != kPoison; }) - data));
+  }
+  absl::Status Changed(std::ptrdiff_t byte) const {
+    return absl::InternalError(
+        absl::StrCat("rank ", rank_, " writes byte ", byte, " without an operand"));
   }
 
   // Collects the bytes that the operands read and those that they write.
@@ -131,6 +162,7 @@ class OperandWatch final : public shard::InstructionObserver {
         writes_.push_back({begin, begin + buffer.bytes});
       }
     }
+    std::sort(reads_.begin(), reads_.end());
     std::sort(writes_.begin(), writes_.end());
   }
 
@@ -139,10 +171,9 @@ class OperandWatch final : public shard::InstructionObserver {
   const int rank_;
   const Without without_;
   std::byte* base_ = nullptr;
-  std::vector<std::byte> kept_;   // what the memory held before the instruction
-  std::vector<std::byte> given_;  // what the instruction found
-  std::vector<Range> reads_;
-  std::vector<Range> writes_;  // ascending
+  std::vector<std::byte> kept_;  // what the memory held before the instruction
+  std::vector<Range> reads_;     // ascending
+  std::vector<Range> writes_;    // ascending
 };
 
 // A run of which every instruction is watched.

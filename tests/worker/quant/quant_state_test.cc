@@ -43,6 +43,19 @@ RankWeights SomeWeights(const plan::ModelInventory& inventory, int64_t first_row
   return weights;
 }
 
+// Memory for the codes of all pieces, which lie there then.
+std::vector<std::vector<uint8_t>> GiveCodes(plan::Recipe recipe, RankWeights& weights) {
+  std::vector<std::vector<uint8_t>> codes;
+  for (QuantPiece& piece : weights.pieces) {
+    const int64_t columns = piece.main_weight.columns() / plan::CodesPerByte(recipe);
+    codes.emplace_back(Size(piece.main_weight.rows() * columns));
+    piece.codes = MatrixView(nullptr, piece.main_weight.rows(), columns);
+    piece.codes.dtype = DType::kU8;
+    piece.codes.data = codes.back().data();
+  }
+  return codes;
+}
+
 class MeasuredParts : public ::testing::TestWithParam<plan::testing::RecipeCase> {
  protected:
   MeasuredParts() {
@@ -58,17 +71,20 @@ class MeasuredParts : public ::testing::TestWithParam<plan::testing::RecipeCase>
 
   template <typename Measure>
   std::vector<uint32_t> AmaxesOf(const Measure& measure) {
-    std::fill(amax_.begin(), amax_.end(), 0);
+    ClearAmaxes();
     QuantState state(inventory_,
                      0,
                      {.path = plan::GemmPath::kCpuReference, .amax_epsilon = kEpsilon},
                      {.amax = amax_.data(),
                       .delayed_scales = scales_.empty() ? nullptr : scales_.data(),
                       .flags = flags_.data(),
-                      .history = kHistory});
+                      .history = kHistory,
+                      .margin = 1});
     measure(state);
     return amax_;
   }
+
+  void ClearAmaxes() { std::fill(amax_.begin(), amax_.end(), 0); }
 
   plan::ModelInventory inventory_;
   kernels::CpuStream stream_;
@@ -105,6 +121,62 @@ TEST_P(MeasuredParts, HaveTheAmaxesOfTheWhole) {
       EXPECT_EQ(parts, whole) << "parts of up to " << most << " from row " << first_row;
     }
   }
+}
+
+// Those made in an update of parts are those that a refresh makes of the same rows, and only rows
+// of whole blocks have them; none before there is a history.
+TEST_P(MeasuredParts, CodesOfAnUpdateAreThoseOfTheRefresh) {
+  const plan::Recipe recipe = GetParam().recipe;
+  const int64_t edge = std::max<int64_t>(1, plan::BlockEdge(recipe));
+  RankWeights weights = SomeWeights(inventory_, 40);
+  const std::vector<std::vector<uint8_t>> updated = GiveCodes(recipe, weights);
+  RankWeights copy = weights;
+  const std::vector<std::vector<uint8_t>> refreshed = GiveCodes(recipe, copy);
+  std::mt19937 draws(3);
+  int64_t encoded = 0;
+  AmaxesOf([&](QuantState& state) {
+    EXPECT_EQ(state.QuantizeUpdated(
+                       stream_, weights.pieces[0], 0, weights.pieces[0].main_weight.elements())
+                      .rows == 0,
+              !plan::EncodesInUpdate(recipe) || recipe == plan::Recipe::kDelayed);
+    state.MeasureWeights(stream_, weights.pieces);
+    state.FinishStep(stream_, {});
+    ClearAmaxes();
+    std::vector<QuantState::RowRange> of_pieces;
+    for (const QuantPiece& piece : weights.pieces) {
+      const int64_t columns = piece.main_weight.columns();
+      for (int64_t first = 0; first < piece.main_weight.elements();) {
+        const int64_t count = std::min<int64_t>(piece.main_weight.elements() - first,
+                                                1 + draws() % (3 * edge * columns));
+        state.MeasureElements(stream_, piece, first, count);
+        const QuantState::RowRange rows = state.QuantizeUpdated(stream_, piece, first, count);
+        if (rows.rows > 0) {
+          EXPECT_GE(rows.first * columns, first);
+          EXPECT_LE((rows.first + rows.rows) * columns, first + count);
+          EXPECT_EQ((piece.first_row + rows.first) % edge, 0);
+        }
+        encoded += rows.rows;
+        of_pieces.push_back(rows);
+        first += count;
+      }
+      of_pieces.push_back({.first = -1});
+    }
+    state.FinishStep(stream_, {});
+    state.Quantize(stream_, copy.pieces);
+    size_t piece = 0;
+    for (const QuantState::RowRange& rows : of_pieces) {
+      if (rows.first < 0) {
+        ++piece;
+        continue;
+      }
+      const int64_t bytes = weights.pieces[piece].codes.columns();
+      EXPECT_TRUE(std::equal(updated[piece].begin() + rows.first * bytes,
+                             updated[piece].begin() + (rows.first + rows.rows) * bytes,
+                             refreshed[piece].begin() + rows.first * bytes))
+          << "piece " << piece << " from row " << rows.first;
+    }
+  });
+  EXPECT_EQ(encoded > 0, plan::EncodesInUpdate(recipe));
 }
 
 // A value changes the amaxes of its own block and whole, and those alone.

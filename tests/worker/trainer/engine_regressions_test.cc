@@ -355,7 +355,7 @@ bool ReduceOverlapsBackward(const std::vector<trace::Event>& events) {
 // Fails when compute waits for the reduce stream instead of for its staging (O2, O7).
 TEST(EngineRegressions, SlowReduceDoesNotStallCompute) {
   bool overlaps = false;
-  for (uint64_t schedule = 3; schedule < 120 && !overlaps; schedule += 6) {  // slow: reduce
+  for (uint64_t schedule = 3; schedule < 600 && !overlaps; schedule += 6) {  // slow: reduce
     trace::Recorder recorder;
     const StrategyCase tested = {.width = 1, .in_place = true};
     const RecordArgs args = ArgsFor(tested, 2);

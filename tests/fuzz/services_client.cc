@@ -218,7 +218,7 @@ TEST(FuzzAccess, TheRegisterKeepsItsIdentities) {
   const size_t before = cluster.Audit().size();
   const ServiceCounts counts = FuzzServices(fuzz);
   std::printf("fuzz access: %s\n", Summary(counts).c_str());
-  EXPECT_EQ(counts.calls.size(), 8u);
+  EXPECT_EQ(counts.calls.size(), 9u);
   EXPECT_TRUE(IsServing(fuzz.channel));
   EXPECT_GT(cluster.Audit().size(), before) << "changes and refusals are audited";
   const RunResult who = cluster.Ctl({"whoami", "-o", "json"});

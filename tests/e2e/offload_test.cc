@@ -133,11 +133,14 @@ TEST_F(OffloadTest, AWorkerOfARecipeKilledInAnUpdateLeavesNothingAndTheHistorySt
   KillIn("offload.chunk", 57, MakeQuantized);
 }
 
-// All are updated, and some codes are new. One worker stores eight matrices, which it reads twice
-// in a step and twice at the start: it is held at its third code of the ninth step, which the other
-// one reports.
+// All are updated, and some codes are new. Scales follow from all of a tensor, so codes are made
+// after the update: one worker stores eight matrices, which it reads once in a step and twice at
+// the start. It is held at its third code of the ninth step, which the other one reports.
 TEST_F(OffloadTest, AWorkerKilledWhileCodesAreMadeLeavesNothingAndTheHistoryStays) {
-  KillIn("offload.read", 155, MakeQuantized);
+  KillIn("offload.read", 83, [](TinyJob& job) {
+    MakeQuantized(job);
+    job.more_spec = "  precision: {recipe: fp8_tensor, scaling: current}\n";
+  });
 }
 
 TEST_F(OffloadTest, AFolderThatCannotBeUsedFailsTheJobByItsField) {

@@ -280,6 +280,10 @@ grpc::ServerBidiReactor<v1::Up, v1::Down>* FleetService::Connect(
   std::shared_ptr<FleetStream> stream;
   {
     MutexLock lock(mutex_);
+    if (closed_) {  // a node that came back at once would hold up the end
+      return new RefusedStream(
+          grpc::Status(grpc::StatusCode::UNAVAILABLE, "this coordinator is going down"));
+    }
     const StreamId id = ++last_stream_;
     stream = std::make_shared<FleetStream>(this, id, node, context->peer());
     streams_[id] = stream;
@@ -348,6 +352,7 @@ void FleetService::CloseAll() {
   std::map<StreamId, std::shared_ptr<FleetStream>> streams;
   {
     MutexLock lock(mutex_);
+    closed_ = true;
     streams = streams_;
   }
   for (const auto& [id, stream] : streams) {

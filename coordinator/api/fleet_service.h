@@ -28,7 +28,7 @@ class FleetService : public v1::Fleet::CallbackService, public FleetLink {
       : strand_(strand), planner_(planner), access_(access) {}
   // Before the server starts.
   void SetController(JobController* controller) { controller_ = controller; }
-  // Ends all streams: the server is going down.
+  // Ends all streams, and those that begin from here on: the server is going down.
   void CloseAll();
 
   grpc::ServerBidiReactor<v1::Up, v1::Down>* Connect(grpc::CallbackServerContext* context) override;
@@ -52,6 +52,7 @@ class FleetService : public v1::Fleet::CallbackService, public FleetLink {
   // Shared: a stream may end while a message is on its way to it.
   std::map<StreamId, std::shared_ptr<FleetStream>> streams_ ABSL_GUARDED_BY(mutex_);
   StreamId last_stream_ ABSL_GUARDED_BY(mutex_) = 0;
+  bool closed_ ABSL_GUARDED_BY(mutex_) = false;
 };
 
 }  // namespace ravel::coordinator

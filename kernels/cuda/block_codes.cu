@@ -79,22 +79,9 @@ __global__ void __launch_bounds__(kFlatThreads)
     float x[kWidth] = {};
     if (inside) {
       const Bf16* from = static_cast<const Bf16*>(p.from) + row * p.from_stride + column;
-      float low[kQuad];
-      float high[kQuad];
-      Load<Bf16, kQuad>(from, low);
-      Load<Bf16, kQuad>(from + kQuad, high);
-#pragma unroll
-      for (int j = 0; j < kQuad; ++j) {
-        x[j] = low[j];
-        x[kQuad + j] = high[j];
-      }
+      LoadWidth(from, x);
     }
-    uint32_t amax = 0;
-#pragma unroll
-    for (int j = 0; j < kWidth; ++j) {
-      amax = MaxOf(amax, scalar::MagnitudeBits(x[j]));
-    }
-    amax = MaxOf(AmaxOfLanes<kLanes>(amax), p.least);
+    const uint32_t amax = MaxOf(AmaxOfLanes<kLanes>(AmaxOf(x)), p.least);
     if (!inside) {
       continue;
     }

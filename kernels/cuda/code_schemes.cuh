@@ -62,6 +62,29 @@ __device__ inline uint32_t MaxOf(uint32_t a, uint32_t b) {
   return a < b ? b : a;
 }
 
+// kQuantizeWidth elements, from an address that four of them align.
+__device__ inline void LoadWidth(const Bf16* from, float (&x)[kQuantizeWidth]) {
+  constexpr int kHalf = kQuantizeWidth / 2;
+  float low[kHalf];
+  float high[kHalf];
+  Load<Bf16, kHalf>(from, low);
+  Load<Bf16, kHalf>(from + kHalf, high);
+#pragma unroll
+  for (int i = 0; i < kHalf; ++i) {
+    x[i] = low[i];
+    x[kHalf + i] = high[i];
+  }
+}
+
+__device__ inline uint32_t AmaxOf(const float (&x)[kQuantizeWidth]) {
+  uint32_t amax = 0;
+#pragma unroll
+  for (int i = 0; i < kQuantizeWidth; ++i) {
+    amax = MaxOf(amax, scalar::MagnitudeBits(x[i]));
+  }
+  return amax;
+}
+
 // The largest of kLanes neighbouring lanes, in each of them.
 template <int kLanes>
 __device__ inline uint32_t AmaxOfLanes(uint32_t amax) {

@@ -62,15 +62,6 @@ __device__ inline void StoreSome(Bf16* to, int64_t elements, const float (&x)[kW
   }
 }
 
-__device__ inline uint32_t AmaxOf(const float (&x)[kWidth]) {
-  uint32_t amax = 0;
-#pragma unroll
-  for (int i = 0; i < kWidth; ++i) {
-    amax = MaxOf(amax, scalar::MagnitudeBits(x[i]));
-  }
-  return amax;
-}
-
 template <bool kVectors>
 __global__ void __launch_bounds__(kFlatThreads)
     ActivationAmaxKernel(const __grid_constant__ ActivationAmaxParams p) {

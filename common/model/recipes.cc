@@ -121,7 +121,7 @@ struct GemmWidths {
   int64_t weight_scales = 0;  // most bytes of those of one gemm's weights, in either order
 };
 
-// Where the scales of blocks lie for gemms of a path: those of weights, and of activations.
+// The forms that gemms of a path read scales of blocks in: those of weights, and of activations.
 ScaleForm WeightForm(GemmPath path) {
   switch (path) {
     case GemmPath::kFp8Block:

@@ -20,7 +20,7 @@ namespace {
 constexpr int64_t kEdge = plan::BlockEdge(plan::Recipe::kNvFp4);
 static_assert(kEdge == scalar::kHadamardSize);
 
-// What is quantized, [outer, inner]: blocks lie along the inner index.
+// The values that are quantized, [outer, inner]: blocks lie along the inner index.
 std::vector<float> ValuesOf(const QuantizeBlocksArgs& args) {
   const bool turned = args.along == BlocksAlong::kRows;
   const int64_t outer = args.from.size[turned ? 1 : 0];

@@ -83,7 +83,7 @@ struct Fp4Draws {
   uint32_t words[kBlockRows][kDrawsOfTileRow][4];
 };
 
-// Where codes are not drawn, a word in their place.
+// A word stands in their place where codes are not drawn.
 template <bool kDraws>
 struct DrawsOf {
   using Type = uint32_t;

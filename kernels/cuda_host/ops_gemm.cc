@@ -127,7 +127,7 @@ void RunFallback(LaunchStream& on, const GemmArgs& args, int64_t m, int64_t n, i
                     .accumulate = args.output == Output::kAccumulate ? 1 : 0});
 }
 
-// What the gemm of packed codes takes from memory of the device.
+// Makes the factors that a gemm of packed codes takes from memory of the device.
 void MakeFactors(LaunchStream& on, const GemmArgs& args) {
   RequireFlat(args.whole_a, 1, DType::kF32);
   RequireFlat(args.whole_b, 1, DType::kF32);

@@ -247,7 +247,7 @@ TEST_F(TrainerUserTest, AUserThatIsNoneOrRootOrOutOfReachIsRefusedAtStart) {
       HasSubstr("which this one lacks: CAP_SETUID, CAP_SETGID, CAP_KILL, CAP_CHOWN, CAP_FSETID"));
 }
 
-// With certificates: the trainers of a node, whose key they cannot read, save to a ravel-store.
+// The trainers of a node, whose key they cannot read, save to a ravel-store with certificates.
 class TrainerCertificateTest : public UserTest {
  protected:
   void SetUp() override {

@@ -36,7 +36,7 @@ class TrainerCertificates {
                        const std::string& request,
                        FleetChannel::CertificateCallback done)>
         certify;
-    // For trainers that run: the same key with a new certificate.
+    // Trainers that run get the same key with a new certificate.
     std::function<void(const JobEpoch& of, const TlsIdentity& identity)> renewed;
   };
 

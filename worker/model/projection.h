@@ -141,7 +141,7 @@ class Projection {
   TensorView ScaleAt(const UnitMemory& memory, int64_t place) const;
   // True where a recipe has a scale for the whole tensor.
   static bool ScalesTheWhole(plan::Recipe recipe);
-  // What a gemm of the operand takes as GemmArgs::factors.
+  // The memory that a gemm of the operand takes as GemmArgs::factors.
   TensorView Factors(const UnitMemory& memory, const Operand& operand) const;
   // Columns of an operand, of which several may share a byte.
   static TensorView CodeColumns(const Operand& operand, int64_t first, int64_t count);

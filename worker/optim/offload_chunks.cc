@@ -77,7 +77,7 @@ ScaleCuts ScaleCutsOf(const shard::ParameterGroup& group) {
     const int64_t begin = piece.main_weight.As<float>() - group.main_weight();
     const int64_t rows = piece.main_weight.rows();
     const int64_t columns = piece.main_weight.columns();
-    // Without blocks any rows do: not so few that they make pieces shorter.
+    // Any rows do without blocks: not so few that they make pieces shorter.
     const int64_t block = plan::BlockEdge(group.recipe());
     const int64_t step =
         block > 0 ? block : DivCeil(kernels::kMaxBlockElements, std::max<int64_t>(1, columns));

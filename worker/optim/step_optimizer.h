@@ -130,7 +130,7 @@ class StepOptimizer final : public shard::StepActions {
   absl::Status Apply(kernels::Stream& stream,
                      const shard::ParameterGroup& group,
                      const VisitUpdated& updated);
-  // On a host: in parts of which `updated` finds the weights in the caches.
+  // Updates on a host, in parts of which `updated` finds the weights in the caches.
   void ApplyInParts(const shard::ParameterGroup& group,
                     const std::function<void(kernels::PieceTable)>& update);
   // The step that was begun first and not followed, by what was recorded of it.

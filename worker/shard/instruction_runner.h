@@ -159,7 +159,7 @@ class InstructionRunner {
   absl::Status Update(const Instruction& instruction);
   absl::Status Quantize(kernels::Stream& stream, const ParameterGroup& group);
   void ClearQuantization(kernels::Stream& stream, Refresh refresh);
-  // Before the first amax of a weight is taken.
+  // Makes room for new amaxes, once before the first of a weight is taken.
   void BeginAmaxes(kernels::Stream& stream);
   absl::Status ReduceAmaxes(const Instruction& instruction, comm::CollectiveTag tag);
   int64_t WireElements(const Instruction& instruction, int64_t elements);
@@ -175,9 +175,9 @@ class InstructionRunner {
     int64_t first;
     int64_t end;
   };
-  // What an update has left to kRefreshWeights.
+  // The rows that an update has left to kRefreshWeights.
   std::vector<quant::QuantPiece> LeftToQuantize(const ParameterGroup& group) const;
-  // From the update of a group to its kRefreshWeights.
+  // The rows that are done, from the update of a group to its kRefreshWeights.
   plan::IdVector<plan::GroupId, std::vector<Encoded>> encoded_;
   // From the first amax of an updated weight to the exchange of all: which groups are measured, and
   // on a host the digest of the scales that codes had until then.

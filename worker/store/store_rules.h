@@ -27,7 +27,7 @@ struct Caller {
   std::string serial = {};   // of the certificate, in hex; empty for anyone
   int64_t not_after_ms = 0;  // end of the certificate
   std::string node = {};     // of kNode: its name
-  // In the names of the saves that a trainer writes, of its certificate's job; none: not a trainer.
+  // The tag of its certificate's job in names of saves that a trainer writes; none: not a trainer.
   std::optional<uint32_t> job_tag = {};
   // A node writes saves of the job that its token names, and of no other. False where the store
   // knows no key for tokens.

@@ -155,7 +155,7 @@ absl::Status CheckShape(const ShardingPlan& plan) {
 
 }  // namespace
 
-// What all programs of a plan have in common.
+// Facts that all programs of a plan have in common.
 struct ProgramChecker::PlanFacts {
   explicit PlanFacts(const ShardingPlan& of)
       : plan(of),

@@ -89,7 +89,7 @@ bool FormsAreOffered(const RavelCudaGemm& gemm, int32_t compute_major) {
   return gemm.input_type == gemm.b_type && gemm.fast_accumulation == 0 && (blocks || tiles);
 }
 
-// What cuBLASLt takes of codes: both along k, sizes and strides of 16 bytes, not E5M2 twice.
+// The codes that cuBLASLt takes: both along k, sizes and strides of 16 bytes, not E5M2 twice.
 bool CodesAreOffered(const RavelCudaGemm& gemm, int32_t compute_major) {
   const auto whole = [](int64_t size) { return size % 16 == 0; };
   const auto along_k = [&](int64_t size) { return size % (IsPacked(gemm.b_type) ? 32 : 16) == 0; };

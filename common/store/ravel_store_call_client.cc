@@ -14,6 +14,7 @@
 #include "common/json.h"
 #include "common/mutex.h"
 #include "common/peer_chain.h"
+#include "common/store/block_message_client.h"
 
 namespace ravel::store {
 namespace {
@@ -120,6 +121,7 @@ class Channels {
     arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 50);
     arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, 5000);
     arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 1000);
+    arguments.SetInt(GRPC_ARG_HTTP2_STREAM_LOOKAHEAD_BYTES, static_cast<int>(4 * kStoreBlockBytes));
     arguments.SetInt(GRPC_ARG_KEEPALIVE_TIME_MS, 10'000);
     arguments.SetInt(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, 10'000);
     arguments.SetInt(GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0);
@@ -205,8 +207,12 @@ milliseconds Backoff::Next() {
   return next;
 }
 
+absl::StatusOr<std::shared_ptr<grpc::Channel>> StoreAddress::Channel() const {
+  return Channels::Get().To(host, target);
+}
+
 absl::StatusOr<std::unique_ptr<v1::Store::Stub>> StoreAddress::Stub() const {
-  ASSIGN_OR_RETURN(const std::shared_ptr<grpc::Channel> channel, Channels::Get().To(host, target));
+  ASSIGN_OR_RETURN(const std::shared_ptr<grpc::Channel> channel, Channel());
   return v1::Store::NewStub(channel);
 }
 

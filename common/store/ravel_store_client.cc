@@ -22,6 +22,7 @@
 #include "common/crc32c.h"
 #include "common/net_address.h"
 #include "common/signed_size.h"
+#include "common/store/block_message_client.h"
 #include "common/store/ravel_store_call_client.h"
 #include "proto/store.grpc.pb.h"
 
@@ -31,9 +32,9 @@ namespace {
 using std::chrono::milliseconds;
 using SteadyClock = std::chrono::steady_clock;
 
-constexpr size_t kWindowBlocks = 16;                  // sent and not acknowledged
-constexpr int64_t kStreamBytes = int64_t{256} << 20;  // of a file on one stream
-constexpr milliseconds kStreamTime = std::chrono::minutes(5);
+constexpr size_t kWindowBlocks = 16;                // sent and not acknowledged
+constexpr int64_t kStreamBytes = int64_t{1} << 30;  // of a file on one stream
+constexpr milliseconds kStreamTime = std::chrono::minutes(20);
 constexpr int64_t kSlowestBytesPerMs = 1 << 10;  // a read below 1 MB/s is cut off
 
 absl::StatusOr<v1::StoreStatReply> StatOnce(const StoreAddress& address, std::string_view path) {
@@ -82,7 +83,7 @@ class RemoteReader : public FileReader {
   // One stream; advances what it has read.
   absl::Status ReadSome(int64_t& offset, std::span<std::byte>& out) const {
     const std::string what = absl::StrCat("read ", address_->Url(path_));
-    ASSIGN_OR_RETURN(const std::unique_ptr<v1::Store::Stub> stub, address_->Stub());
+    ASSIGN_OR_RETURN(const std::shared_ptr<grpc::Channel> channel, address_->Channel());
     v1::StoreReadRequest request;
     request.set_path(address_->Path(path_));
     request.set_offset(offset);
@@ -90,22 +91,26 @@ class RemoteReader : public FileReader {
     StoreCall context;
     context.set_deadline(std::chrono::system_clock::now() + kStoreTryTime +
                          milliseconds(request.length() / kSlowestBytesPerMs));
-    const auto stream = stub->Read(&context, request);
-    v1::StoreReadReply reply;
-    while (stream->Read(&reply)) {
-      const std::string& data = reply.data();
-      if (reply.offset() != offset || data.size() > out.size() ||
-          Crc32c(0, data.data(), data.size()) != reply.crc32c()) {
+    const auto room = [&out](int64_t bytes) -> absl::StatusOr<std::span<char>> {
+      return Size(bytes) <= out.size()
+                 ? std::span<char>(reinterpret_cast<char*>(out.data()), Size(bytes))
+                 : absl::StatusOr<std::span<char>>(absl::OutOfRangeError("more than was asked"));
+    };
+    const auto stream = BeginRead(*channel, context, request);
+    grpc::ByteBuffer message;
+    while (stream->Read(&message)) {
+      const absl::StatusOr<BlockMessage> block = ReadBlockMessage(message, kReadBlock, room);
+      if (!block.ok() || block->offset != offset || block->sum != block->crc32c) {
         context.TryCancel();
-        while (stream->Read(&reply)) {
+        while (stream->Read(&message)) {
         }
         stream->Finish();
         return absl::UnavailableError(
             absl::StrCat(what, ": block at byte ", offset, ": its checksum differs"));
       }
-      std::memcpy(out.data(), data.data(), data.size());
-      out = out.subspan(data.size());
-      offset += static_cast<int64_t>(data.size());
+      out = out.subspan(block->data.size());
+      offset += std::ssize(block->data);
+      message.Clear();  // its slices go back before more arrive
     }
     return FromGrpc(stream->Finish(), what);
   }
@@ -145,12 +150,9 @@ class RemoteWriter : public FileWriter {
   absl::Status Append(std::span<const std::byte> bytes) override {
     while (!bytes.empty()) {
       const auto part = bytes.first(std::min(bytes.size(), Size(kStoreBlockBytes)));
-      v1::StoreWriteRequest block = Spare();
-      block.set_offset(size_);
-      block.set_data(part.data(), part.size());
-      block.set_crc32c(Crc32c(0, part.data(), part.size()));
-      crc_ = Crc32cCombine(crc_, block.crc32c(), part.size());
-      size_ += static_cast<int64_t>(part.size());
+      OutgoingBlock block = memory_.BlockOf(part, size_);
+      crc_ = Crc32cCombine(crc_, block.crc32c, part.size());
+      size_ += block.bytes;
       RETURN_IF_ERROR(Send(std::move(block)));
       RETURN_IF_ERROR(Settle(kWindowBlocks - 1));
       if (size_ - stream_begin_ >= kStreamBytes) {
@@ -163,11 +165,7 @@ class RemoteWriter : public FileWriter {
   }
 
   absl::Status Finish() override {
-    v1::StoreWriteRequest last;
-    last.set_offset(size_);
-    last.set_crc32c(crc_);
-    last.set_finish(true);
-    RETURN_IF_ERROR(Send(std::move(last)));
+    RETURN_IF_ERROR(Send(LastBlock(size_, crc_)));
     while (!finished_) {
       RETURN_IF_ERROR(Settle(0));
     }
@@ -176,13 +174,11 @@ class RemoteWriter : public FileWriter {
   }
 
  private:
-  using Stream = grpc::ClientReaderWriter<v1::StoreWriteRequest, v1::StoreWriteReply>;
-
   absl::Status OpenStream(int64_t offset) {
-    ASSIGN_OR_RETURN(stub_, address_->Stub());
+    ASSIGN_OR_RETURN(channel_, address_->Channel());
     context_ = std::make_unique<StoreCall>();
     context_->set_deadline(std::chrono::system_clock::now() + kStreamTime);
-    stream_ = stub_->Write(context_.get());
+    stream_ = BeginWrite(*channel_, *context_);
     reads_over_ = false;
     stream_begin_ = offset;
     v1::StoreWriteRequest first;
@@ -191,7 +187,7 @@ class RemoteWriter : public FileWriter {
     open.set_upload(upload_);
     open.set_offset(offset);
     open.set_expected_bytes(expected_bytes_);
-    if (!stream_->Write(first)) {
+    if (!stream_->Write(ToBytes(first))) {
       return EndOfStream();
     }
     return absl::OkStatus();
@@ -209,26 +205,13 @@ class RemoteWriter : public FileWriter {
     finished_ = finished_ || reply.finished();
     acknowledged_ = std::max(acknowledged_, reply.written());
     while (!kept_.empty() &&
-           (kept_.front().finish() ? finished_ : EndOf(kept_.front()) <= acknowledged_)) {
-      spare_.push_back(std::move(kept_.front()));
+           (kept_.front().finish ? finished_ : EndOf(kept_.front()) <= acknowledged_)) {
       kept_.pop_front();
     }
     return true;
   }
 
-  // A message for a block, with the memory of an earlier one: fresh pages cost more than the copy.
-  v1::StoreWriteRequest Spare() {
-    v1::StoreWriteRequest block;
-    if (!spare_.empty()) {
-      block = std::move(spare_.back());
-      spare_.pop_back();
-    }
-    return block;
-  }
-
-  static int64_t EndOf(const v1::StoreWriteRequest& block) {
-    return block.offset() + static_cast<int64_t>(block.data().size());
-  }
+  static int64_t EndOf(const OutgoingBlock& block) { return block.offset + block.bytes; }
 
   // The status of a stream that the store or the network has ended. gRPC tells it only when all
   // that has arrived is read.
@@ -254,12 +237,12 @@ class RemoteWriter : public FileWriter {
   }
 
   // Sends, and keeps it until it is acknowledged.
-  absl::Status Send(v1::StoreWriteRequest block) {
+  absl::Status Send(OutgoingBlock block) {
     if (kept_.empty()) {
       moved_ = SteadyClock::now();  // the store owes nothing so far
     }
     kept_.push_back(std::move(block));
-    if (stream_ != nullptr && stream_->Write(kept_.back())) {
+    if (stream_ != nullptr && stream_->Write(kept_.back().message)) {
       return absl::OkStatus();
     }
     return Resume(stream_ == nullptr ? absl::UnavailableError(absl::StrCat(what_, ": a new stream"))
@@ -312,8 +295,8 @@ class RemoteWriter : public FileWriter {
       return FromGrpc(stub.StatWrite(&context, request, &reply), what_);
     }));
     if (reply.there()) {
-      const bool ours = !kept_.empty() && kept_.back().finish() && reply.size() == size_ &&
-                        reply.crc32c() == crc_;
+      const bool ours =
+          !kept_.empty() && kept_.back().finish && reply.size() == size_ && reply.crc32c() == crc_;
       if (!ours) {
         return absl::AlreadyExistsError(absl::StrCat(what_, ": File exists"));
       }
@@ -322,10 +305,10 @@ class RemoteWriter : public FileWriter {
       return absl::OkStatus();
     }
     acknowledged_ = std::max(acknowledged_, reply.written());
-    while (!kept_.empty() && !kept_.front().finish() && EndOf(kept_.front()) <= reply.written()) {
+    while (!kept_.empty() && !kept_.front().finish && EndOf(kept_.front()) <= reply.written()) {
       kept_.pop_front();
     }
-    const int64_t next = kept_.empty() ? size_ : kept_.front().offset();
+    const int64_t next = kept_.empty() ? size_ : kept_.front().offset;
     return reply.written() >= next
                ? absl::OkStatus()
                : absl::DataLossError(absl::StrCat(what_,
@@ -336,12 +319,12 @@ class RemoteWriter : public FileWriter {
   }
 
   absl::Status Resend() {
-    RETURN_IF_ERROR(OpenStream(kept_.empty() ? size_ : kept_.front().offset()));
+    RETURN_IF_ERROR(OpenStream(kept_.empty() ? size_ : kept_.front().offset));
     if (!ReadReply()) {
       return EndOfStream();
     }
-    for (const v1::StoreWriteRequest& block : kept_) {
-      if (!stream_->Write(block)) {
+    for (const OutgoingBlock& block : kept_) {
+      if (!stream_->Write(block.message)) {
         return EndOfStream();
       }
     }
@@ -357,13 +340,13 @@ class RemoteWriter : public FileWriter {
   uint32_t crc_ = 0;
   int64_t acknowledged_ = 0;
   bool finished_ = false;
-  std::deque<v1::StoreWriteRequest> kept_;
-  std::vector<v1::StoreWriteRequest> spare_;  // were kept
+  BlockMemory memory_;
+  std::deque<OutgoingBlock> kept_;
   SteadyClock::time_point moved_ = SteadyClock::now();
   Backoff backoff_;
-  std::unique_ptr<v1::Store::Stub> stub_;
+  std::shared_ptr<grpc::Channel> channel_;
   std::unique_ptr<StoreCall> context_;
-  std::unique_ptr<Stream> stream_;
+  std::unique_ptr<WriteStream> stream_;
   bool reads_over_ = false;
   int64_t stream_begin_ = 0;
 };

@@ -4,6 +4,7 @@
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <string>
 #include <vector>
 
@@ -62,7 +63,7 @@ absl::Status Run(const std::string& url, int64_t bytes) {
     std::vector<std::byte> found(block.size());
     for (int64_t at = 0; at < bytes; at += kBlockBytes) {
       RETURN_IF_ERROR(reader->ReadAt(at, found));
-      if (found != block) {
+      if (std::memcmp(found.data(), block.data(), block.size()) != 0) {
         return absl::DataLossError("other bytes came back");
       }
     }

@@ -44,6 +44,7 @@ constexpr int kUsage = 2;
 constexpr int kAddressInUse = 3;
 constexpr int kLocked = 4;
 constexpr int kMaxMessageBytes = 4 << 20;
+constexpr int kAheadBytes = 8 << 20;  // of a stream of writes, received before they are asked for
 constexpr int kThreadsBeyondStreams = 16;
 constexpr auto kShutdownTime = std::chrono::seconds(3);
 constexpr time_t kSweepSeconds = 600;
@@ -185,6 +186,7 @@ std::unique_ptr<grpc::Server> Serve(const Flags& flags,
   builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
   builder.AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS,
                              static_cast<int>(flags.max_streams) + kThreadsBeyondStreams);
+  builder.AddChannelArgument(GRPC_ARG_HTTP2_STREAM_LOOKAHEAD_BYTES, kAheadBytes);
   builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIME_MS, 10'000);
   builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, 10'000);
   builder.AddChannelArgument(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS, 200);

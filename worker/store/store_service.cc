@@ -15,12 +15,13 @@
 #include "common/crc32c.h"
 #include "common/logging.h"
 #include "common/signed_size.h"
-#include "worker/store/write_message_service.h"
+#include "common/store/block_message_client.h"
 
 namespace ravel::store_server {
 namespace {
 
-constexpr int64_t kMaxBlockBytes = kUploadBlockBytes;
+constexpr int64_t kMaxBlockBytes = store::kStoreBlockBytes;
+static_assert(kMaxBlockBytes == kUploadBlockBytes);
 constexpr int64_t kMaxReadBytes = int64_t{1} << 30;
 constexpr int64_t kMaxFileBytes = int64_t{1} << 44;
 constexpr int kMostListed = 1000;
@@ -164,7 +165,7 @@ absl::Status StoreService::WriteFile(grpc::ServerContextBase& context, WriteCall
   if (message == nullptr) {
     return absl::CancelledError("the stream ended before its first message");
   }
-  ASSIGN_OR_RETURN(const v1::StoreWriteRequest first, ReadFirstMessage(*message));
+  ASSIGN_OR_RETURN(const v1::StoreWriteRequest first, store::ReadFirstMessage(*message));
   RETURN_IF_ERROR(gate_->CheckStill(caller));
   RETURN_IF_ERROR(CheckOpen(first));
   const v1::StoreWriteRequest::Open& open = first.open();
@@ -192,7 +193,8 @@ absl::Status StoreService::WriteBlocks(const Caller& caller,
   const auto room = [&upload](int64_t bytes) { return upload.Room(bytes); };
   while (const grpc::ByteBuffer* const message = call.Read()) {
     RETURN_IF_ERROR(gate_->CheckStill(caller));
-    ASSIGN_OR_RETURN(const BlockMessage block, ReadBlockMessage(*message, room));
+    ASSIGN_OR_RETURN(const store::BlockMessage block,
+                     store::ReadBlockMessage(*message, store::kWrittenBlock, room));
     if (block.finish) {
       RETURN_IF_ERROR(CheckAct(caller, Act::kWrite, open.path(), *fences_));
       RETURN_IF_ERROR(upload.Finish(block.offset, block.crc32c));
@@ -203,7 +205,7 @@ absl::Status StoreService::WriteBlocks(const Caller& caller,
         return absl::InvalidArgumentError(
             absl::StrCat("block: expected 1 byte to 2 MiB at byte ", upload.appended()));
       }
-      if (Crc32c(0, block.data.data(), block.data.size()) != block.crc32c) {
+      if (block.sum != block.crc32c) {
         ++counts_.bad_blocks;
         return absl::AbortedError(
             absl::StrCat("block at byte ", block.offset, ": its checksum differs"));

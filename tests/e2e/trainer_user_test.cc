@@ -359,6 +359,8 @@ TEST_F(TrainerCertificateTest, AJobSavesToAStoreByACertificateOfItsOwnAndGoesOnA
   cluster_->Worker("n1").Kill();
   EXPECT_THAT(Keys(), ::testing::ElementsAre(key));
   ASSERT_EQ(StartWorker(), absl::OkStatus());
+  // A save of the trainers that are gone may still be committed.
+  ASSERT_TRUE(Eventually(seconds(60), [&] { return Trainers().size() == 2; }));
   EXPECT_TRUE(CommitsMore());
   EXPECT_THAT(Keys(), ::testing::ElementsAre(key));
   ASSERT_EQ(cluster_->Ctl({"cancel", "one", "--wait"}).exit_code, 0);

@@ -16,6 +16,7 @@
 #include "kernels/cpu/simd_ops.h"
 #include "kernels/gemm.h"
 #include "tests/kernels/op_case.h"
+#include "tests/testing/sanitizer.h"
 
 namespace ravel::kernels::testing {
 namespace {
@@ -215,8 +216,11 @@ TEST_P(NarrowOpCaseTest, BitsDependNeitherOnTheSimdPathNorOnWhereOperandsLie) {
       continue;
     }
     cpu::UseSimdPath(path);
-    for (const MemoryLayout layout : {MemoryLayout{}, MemoryLayout{1, 0}, MemoryLayout{2, 3}}) {
+    for (const MemoryLayout layout : {MemoryLayout{2, 3}, MemoryLayout{1, 0}, MemoryLayout{}}) {
       ExpectEqualResults(Run(layout, inputs, cotangents), expected);
+      if (ravel::testing::kSanitized) {
+        break;  // one that is aligned to nothing
+      }
     }
   }
 }

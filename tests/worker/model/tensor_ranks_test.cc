@@ -14,6 +14,7 @@
 
 #include "common/model/tensor_parts.h"
 #include "kernels/philox.h"
+#include "tests/testing/sanitizer.h"
 #include "tests/worker/model/unit_of_rank.h"
 #include "worker/model/norm.h"
 
@@ -104,7 +105,9 @@ TEST_P(EveryTensorDegree, GivesTheBitsOfOneRankInChunksOfTokens) {
   for (const bool sequence : {false, true}) {
     model.sequence = sequence;
     EXPECT_THAT(Differences(one, RunRanks(model, 2)), IsEmpty()) << sequence;
-    EXPECT_THAT(Differences(one, RunRanks(model, 4)), IsEmpty()) << sequence;
+    if (!ravel::testing::kSanitized) {
+      EXPECT_THAT(Differences(one, RunRanks(model, 4)), IsEmpty()) << sequence;
+    }
   }
 }
 
@@ -226,7 +229,12 @@ void ExpectEveryUseIsNeeded(bool sequence) {
       return false;
     };
     const RankResults whole = RunRanks(model, 2);
+    const size_t every = all.size() / ravel::testing::Fewer(all.size(), size_t{8});
+    size_t index = 0;
     for (const Use& lacking : all) {
+      if (index++ % every != 0) {
+        continue;
+      }
       const std::string& name = std::get<3>(lacking);
       if (name == "ids" || name == "targets") {  // that are no tokens would end the process
         continue;
@@ -300,7 +308,9 @@ std::vector<OrderRule> OrderRules() {
 // are. A rank of four has one part alone, so that the order in it needs no rule of parts.
 TEST(TensorParts, EachRuleOfTheOrderIsNeeded) {
   std::string table;
-  for (const OrderRule& row : OrderRules()) {
+  std::vector<OrderRule> rules = OrderRules();
+  rules.resize(ravel::testing::Fewer(rules.size(), size_t{5}));
+  for (const OrderRule& row : rules) {
     absl::StrAppend(&table, row.rule, ":");
     const RankResults one = RunRanks(row.model, 1);
     const RankResults one_without = row.one_follows ? one : RunRanks(row.model, 1, row.without);

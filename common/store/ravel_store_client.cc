@@ -9,7 +9,6 @@
 #include "common/store/ravel_store_client.h"
 
 #include <algorithm>
-#include <cstring>
 #include <deque>
 #include <random>
 #include <utility>

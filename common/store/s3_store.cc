@@ -43,7 +43,8 @@ using std::chrono::milliseconds;
 constexpr int64_t kPartBytes = 16 << 20;
 constexpr int64_t kMaxAnswerBytes = 8 << 20;  // of XML
 constexpr int64_t kMaxFileBytes = 64 << 10;
-constexpr int kMostTries = 8;
+constexpr int kMostTries = 8;           // that end without an answer
+constexpr int kMostAnsweredTries = 12;  // by a server that is there, and busy
 constexpr milliseconds kFirstPause{50};
 constexpr milliseconds kLongestPause{4000};
 constexpr long kConnectMs = 5000;
@@ -121,7 +122,8 @@ class S3Bucket : public BlobStore {
     milliseconds pause = kFirstPause;
     std::minstd_rand random{std::random_device()()};
     absl::Status last;
-    for (int tries = 0; tries < kMostTries; ++tries) {
+    int most = kMostTries;
+    for (int tries = 0; tries < most; ++tries) {
       if (tries > 0) {
         std::uniform_int_distribution<int64_t> length(pause.count() / 4, pause.count());
         std::this_thread::sleep_for(milliseconds(length(random)));
@@ -131,6 +133,7 @@ class S3Bucket : public BlobStore {
       if (answer.ok() && IsFinal(request, *answer)) {
         return answer;
       }
+      most = answer.ok() ? kMostAnsweredTries : kMostTries;
       last = answer.ok() ? absl::UnavailableError(absl::StrCat(
                                "HTTP ", answer->code, " ", XmlText(answer->body, "Code")))
                          : answer.status();

@@ -149,10 +149,10 @@ class RemoteWriter : public FileWriter {
   absl::Status Append(std::span<const std::byte> bytes) override {
     while (!bytes.empty()) {
       const auto part = bytes.first(std::min(bytes.size(), Size(kStoreBlockBytes)));
-      OutgoingBlock block = memory_.BlockOf(part, size_);
+      const OutgoingBlock block = memory_.BlockOf(part, size_);
       crc_ = Crc32cCombine(crc_, block.crc32c, part.size());
       size_ += block.bytes;
-      RETURN_IF_ERROR(Send(std::move(block)));
+      RETURN_IF_ERROR(Send(block));
       RETURN_IF_ERROR(Settle(kWindowBlocks - 1));
       if (size_ - stream_begin_ >= kStreamBytes) {
         RETURN_IF_ERROR(Settle(0));
@@ -236,11 +236,11 @@ class RemoteWriter : public FileWriter {
   }
 
   // Sends, and keeps it until it is acknowledged.
-  absl::Status Send(OutgoingBlock block) {
+  absl::Status Send(const OutgoingBlock& block) {
     if (kept_.empty()) {
       moved_ = SteadyClock::now();  // the store owes nothing so far
     }
-    kept_.push_back(std::move(block));
+    kept_.push_back(block);
     if (stream_ != nullptr && stream_->Write(kept_.back().message)) {
       return absl::OkStatus();
     }

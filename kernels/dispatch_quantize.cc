@@ -189,15 +189,16 @@ void QuantizeBlocks(Stream& stream, const QuantizeBlocksArgs& args) {
   const int64_t tokens = args.from.size[0];
   const int64_t columns = args.from.size[1];
   const bool turned = args.along == BlocksAlong::kRows;
-  const ScaleForm form = ActivationScaleForm(args.recipe);
+  const ScaleForm form = ActivationScaleForm(args.recipe, args.as_mxfp8);
   CHECK_MSG(form != ScaleForm::kTensor, "a recipe whose blocks of codes have scales is expected");
   CheckMatrix(args.from, tokens, columns, DType::kBF16);
   const int64_t step = CodesStep(args.recipe);
   CHECK(columns % step == 0 && tokens % step == 0);
   const int64_t outer = turned ? columns : tokens;
   const int64_t inner = turned ? tokens : columns;
-  CHECK_MSG(args.recipe != Recipe::kMxFp8 || inner % plan::BlockEdge(args.recipe) == 0,
+  CHECK_MSG(form != ScaleForm::kBlocks32 || inner % CodesOfScale(form) == 0,
             "mxfp8 takes whole blocks");
+  CHECK(!args.as_mxfp8 || args.recipe == Recipe::kFloat8Block);
   CheckByteCodes(args.codes, outer, inner / plan::CodesPerByte(args.recipe));
   if (args.recipe == Recipe::kNvFp4) {
     CheckWord(args.scale, DType::kF32);
@@ -213,8 +214,9 @@ void PlaceScales(Stream& stream, const PlaceScalesArgs& args) {
     cuda::PlaceScales(stream, args);
     return;
   }
-  const ScaleForm form = WeightScaleForm(args.scales.recipe);
+  const ScaleForm form = WeightScaleForm(args.scales.recipe, args.as_mxfp8);
   CHECK_MSG(form != ScaleForm::kTensor, "a recipe whose blocks of codes have scales is expected");
+  CHECK(!args.as_mxfp8 || args.scales.recipe == Recipe::kFloat8Block);
   CheckScales(args.scales, args.rows, args.columns);
   const int64_t edge = plan::BlockEdge(args.scales.recipe);
   CHECK(args.rows % edge == 0 && args.columns % edge == 0 && args.first_row % edge == 0);

@@ -133,10 +133,12 @@ void QuantizeCodes(Stream& stream, const QuantizeCodesArgs& args);
 // multiple of 16 bytes. Codes of kNvFp4 lie two to a byte, element 2k in the low nibble; both sizes
 // are multiples of 32, and *scale is the tensor's decode scale, which a gemm takes beside those of
 // blocks.
-constexpr ScaleForm ActivationScaleForm(plan::Recipe recipe) {
+// as_mxfp8, of kFloat8Block: a scale, which is a power of two, becomes those of four blocks of 32,
+// for gemms of kMxFp8; then sizes are multiples of 32.
+constexpr ScaleForm ActivationScaleForm(plan::Recipe recipe, bool as_mxfp8 = false) {
   switch (recipe) {
     case plan::Recipe::kFloat8Block:
-      return ScaleForm::kBlocks128;
+      return as_mxfp8 ? ScaleForm::kBlocks32 : ScaleForm::kBlocks128;
     case plan::Recipe::kMxFp8:
       return ScaleForm::kBlocks32;
     case plan::Recipe::kNvFp4:
@@ -160,6 +162,7 @@ struct QuantizeBlocksArgs {
   TensorView non_finite = {};  // u32 [1]
   ActivationDraws draws = {};
   float epsilon = 0;  // as QuantizeActivation's
+  bool as_mxfp8 = false;
 };
 void QuantizeBlocks(Stream& stream, const QuantizeBlocksArgs& args);
 
@@ -167,9 +170,9 @@ void QuantizeBlocks(Stream& stream, const QuantizeBlocksArgs& args);
 // of transposed codes, over its rows. A gemm's operand may be of several weights, one below the
 // other: this one's rows begin at first_row of all_rows. The first one's scales are made first.
 // Sizes of the weight are multiples of the edge of its blocks.
-constexpr ScaleForm WeightScaleForm(plan::Recipe recipe) {
-  return recipe == plan::Recipe::kFloat8Block ? ScaleForm::kSquares128
-                                              : ActivationScaleForm(recipe);
+constexpr ScaleForm WeightScaleForm(plan::Recipe recipe, bool as_mxfp8 = false) {
+  return recipe == plan::Recipe::kFloat8Block && !as_mxfp8 ? ScaleForm::kSquares128
+                                                           : ActivationScaleForm(recipe, as_mxfp8);
 }
 struct PlaceScalesArgs {
   WeightScales scales;
@@ -179,6 +182,7 @@ struct PlaceScalesArgs {
   int64_t first_row = 0;
   int64_t all_rows = 0;
   TensorView to;  // u8 [ScaleBytes] of the whole operand
+  bool as_mxfp8 = false;
 };
 void PlaceScales(Stream& stream, const PlaceScalesArgs& args);
 

@@ -366,6 +366,32 @@ void TransposeCodes(const TransposeCodesArgs& args) {
   }
 }
 
+namespace {
+
+// A block of 128 codes of an operand of [outer, inner].
+struct BlockOfCodes {
+  int64_t row = 0;
+  int64_t block = 0;
+  int64_t outer = 0;
+  int64_t inner = 0;
+};
+
+// A scale of kFloat8Block, or four of kMxFp8, fewer at the end of a row.
+void PlaceFloat8Scale(float decode, ScaleForm form, const BlockOfCodes& of, const TensorView& to) {
+  const int64_t blocks = ScaleBlocks(form, of.inner);
+  if (form != ScaleForm::kBlocks32) {
+    to.As<float>()[ScaleIndex(form, of.row, of.block, of.outer, blocks)] = decode;
+    return;
+  }
+  constexpr int64_t kFour = 4;
+  for (int64_t i = of.block * kFour; i < std::min(blocks, (of.block + 1) * kFour); ++i) {
+    to.As<uint8_t>()[ScaleIndex(form, of.row, i, of.outer, blocks)] =
+        scalar::E8M0OfPowerOfTwo(decode);
+  }
+}
+
+}  // namespace
+
 // For comparison with devices, like QuantizeCodes.
 void QuantizeBlocks(const QuantizeBlocksArgs& args) {
   if (args.recipe == plan::Recipe::kNvFp4) {
@@ -375,9 +401,9 @@ void QuantizeBlocks(const QuantizeBlocksArgs& args) {
   const bool turned = args.along == BlocksAlong::kRows;
   const int64_t outer = args.from.size[turned ? 1 : 0];
   const int64_t inner = args.from.size[turned ? 0 : 1];
-  const ScaleForm form = ActivationScaleForm(args.recipe);
+  const ScaleForm form = ActivationScaleForm(args.recipe, args.as_mxfp8);
   const int64_t edge = plan::BlockEdge(args.recipe);
-  const int64_t blocks = ScaleBlocks(form, inner);
+  const int64_t blocks = DivCeil(inner, edge);
   std::memset(args.scales.data, 0, Size(args.scales.elements()));
   const auto value = [&](int64_t row, int64_t at) {
     const auto* line = args.from.Row<uint16_t>(turned ? at : row);
@@ -390,16 +416,16 @@ void QuantizeBlocks(const QuantizeBlocksArgs& args) {
       for (int64_t at = block * edge; at < end; ++at) {
         amax = std::max(amax, scalar::MagnitudeBits(value(row, at)));
       }
-      const int64_t index = ScaleIndex(form, row, block, outer, blocks);
       float encode = 0;
       if (args.recipe == plan::Recipe::kMxFp8) {
+        const int64_t index = ScaleIndex(form, row, block, outer, blocks);
         const uint8_t code = scalar::MxFp8BlockCode(amax);
         args.scales.As<uint8_t>()[index] = code;
         encode = scalar::E8M0Multiplier(code);
       } else {
         const scalar::Scales scales =
             scalar::BlockScales<plan::Recipe::kFloat8Block>(amax, 1.0f, scalar::kLargestBf16Bits);
-        args.scales.As<float>()[index] = scales.decode;
+        PlaceFloat8Scale(scales.decode, form, {row, block, outer, inner}, args.scales);
         encode = scales.encode;
       }
       for (int64_t at = block * edge; at < end; ++at) {
@@ -414,11 +440,12 @@ void QuantizeBlocks(const QuantizeBlocksArgs& args) {
 }
 
 void PlaceScales(const PlaceScalesArgs& args) {
-  const ScaleForm form = WeightScaleForm(args.scales.recipe);
+  const ScaleForm form = WeightScaleForm(args.scales.recipe, args.as_mxfp8);
   const bool turned = args.inner == BlocksAlong::kRows;
   const int64_t edge = plan::BlockEdge(args.scales.recipe);
   const int64_t outer = turned ? args.columns : args.all_rows;
-  const int64_t blocks = ScaleBlocks(form, turned ? args.all_rows : args.columns);
+  const int64_t inner = turned ? args.all_rows : args.columns;
+  const int64_t blocks = ScaleBlocks(form, inner);
   if (args.first_row == 0) {
     std::memset(args.to.data, 0, Size(args.to.elements()));
   }
@@ -426,16 +453,19 @@ void PlaceScales(const PlaceScalesArgs& args) {
   for (int64_t row = 0; row < args.rows; ++row) {
     for (int64_t column = 0; column < args.columns; ++column) {
       const int64_t of_all = args.first_row + row;
-      const int64_t index = ScaleIndex(
-          form, turned ? column : of_all, (turned ? of_all : column) / edge, outer, blocks);
+      const int64_t outer_row = turned ? column : of_all;
+      const int64_t block = (turned ? of_all : column) / edge;
+      const int64_t index = ScaleIndex(form, outer_row, block, outer, blocks);
       const uint32_t amax = args.scales.amax.Row<uint32_t>(row / edge)[column / edge];
       if (args.scales.recipe == plan::Recipe::kMxFp8) {
         args.to.As<uint8_t>()[index] = scalar::MxFp8BlockCode(amax);
       } else if (args.scales.recipe == plan::Recipe::kNvFp4) {
         args.to.As<uint8_t>()[index] = static_cast<uint8_t>(scalar::NvFp4BlockCode(amax, tensor));
       } else {
-        args.to.As<float>()[index] =
-            scalar::WeightBlockScales(args.scales.recipe, amax, 1.0f).decode;
+        PlaceFloat8Scale(scalar::WeightBlockScales(args.scales.recipe, amax, 1.0f).decode,
+                         form,
+                         {outer_row, block, outer, inner},
+                         args.to);
       }
     }
   }

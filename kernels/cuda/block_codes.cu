@@ -19,6 +19,10 @@ constexpr int kRowsAtOnce = kFlatThreads / kQuadsOfTileRow;
 constexpr int kRowsOfThread = kBlockRows / kRowsAtOnce;
 constexpr int kQuadsOfTileColumn = kBlockRows / kQuad;
 
+// Codes and scales of kFloat8Block; a scale is written as four of 32 codes each, which lie in one
+// word.
+struct BlockAsMxFp8Scheme : Float8BlockScheme {};
+
 // Where a scheme's scales lie: those of activations, and of weights.
 template <typename S>
 struct Forms;
@@ -36,13 +40,28 @@ template <>
 struct Forms<NvFp4Scheme> {
   static constexpr ScaleForm kWeight = ScaleForm::kBlocks16;
 };
+template <>
+struct Forms<BlockAsMxFp8Scheme> {
+  static constexpr ScaleForm kActivation = ScaleForm::kBlocks32;
+  static constexpr ScaleForm kWeight = ScaleForm::kBlocks32;
+};
+// That a block has.
+template <typename S>
+constexpr int64_t kScalesOfBlock = S::kEdge / CodesOfScale(Forms<S>::kWeight);
 
-// Writes the scale of a block of that amax, and returns what its elements are multiplied by.
-// `tensor` is the encode of the whole tensor, where the recipe has one.
+// Writes the scale of a block of that amax, and returns what its elements are multiplied by. `left`
+// are the scales from there to the row's end. `tensor` is the encode of the whole tensor, where the
+// recipe has one.
 template <typename S>
 __device__ inline float PlaceScale(
-    uint32_t amax, uint32_t big, int64_t index, void* to, float tensor = 1.0f) {
-  if constexpr (S::kRecipe == plan::Recipe::kMxFp8) {
+    uint32_t amax, uint32_t big, int64_t index, int64_t left, void* to, float tensor = 1.0f) {
+  if constexpr (kScalesOfBlock<S> == 4) {
+    const scalar::Scales scales = S::OfBlock(amax, 1.0f, big);
+    const uint32_t four = scalar::E8M0OfPowerOfTwo(scales.decode) * 0x01010101u;
+    const int past = left < 4 ? static_cast<int>(4 - left) : 0;
+    *reinterpret_cast<uint32_t*>(static_cast<uint8_t*>(to) + index) = four >> (8 * past);
+    return scales.encode;
+  } else if constexpr (S::kRecipe == plan::Recipe::kMxFp8) {
     const uint8_t code = scalar::MxFp8BlockCode(amax);
     static_cast<uint8_t*>(to)[index] = code;
     return scalar::E8M0Multiplier(code);
@@ -87,8 +106,9 @@ __global__ void __launch_bounds__(kFlatThreads)
     }
     float encode = 0;
     if (lane % kLanes == 0) {
-      const int64_t index = ScaleIndex(kForm, row, column / S::kEdge, p.rows, blocks);
-      encode = PlaceScale<S>(amax, scalar::kLargestBf16Bits, index, p.scales);
+      const int64_t block = column / S::kEdge * kScalesOfBlock<S>;
+      const int64_t index = ScaleIndex(kForm, row, block, p.rows, blocks);
+      encode = PlaceScale<S>(amax, scalar::kLargestBf16Bits, index, blocks - block, p.scales);
       NoteAmax(amax, p.non_finite);
     } else {
       encode = S::OfBlock(amax, 1.0f, scalar::kLargestBf16Bits).encode;
@@ -143,13 +163,14 @@ __device__ inline void PlaceTile(BlockTile<S>& tile,
   for (int i = static_cast<int>(threadIdx.x); i < BlockTile<S>::kBlocks * kBlockColumns;
        i += kFlatThreads) {
     const int of = i % kBlockColumns;
-    const int64_t block = row / S::kEdge + i / kBlockColumns;
+    const int64_t block = (row / S::kEdge + i / kBlockColumns) * kScalesOfBlock<S>;
     if (column + of < p.columns && block < blocks) {
       const uint32_t amax = tile.amax[i / kBlockColumns][of];
       tile.encode[i / kBlockColumns][of] =
           PlaceScale<S>(amax,
                         scalar::kLargestBf16Bits,
                         ScaleIndex(kForm, column + of, block, p.columns, blocks),
+                        blocks - block,
                         p.scales);
       NoteAmax(amax, p.non_finite);
     }
@@ -216,7 +237,7 @@ __global__ void __launch_bounds__(kFlatThreads)
   const int64_t rows = (turned ? p.columns : p.rows) / kRows;
   const int64_t blocks = (turned ? p.rows : p.columns) / S::kEdge;
   const int64_t outer = turned ? p.columns : p.all_rows;
-  const int64_t all_blocks = (turned ? p.all_rows : p.columns) / S::kEdge;
+  const int64_t all_blocks = (turned ? p.all_rows : p.columns) / S::kEdge * kScalesOfBlock<S>;
   const float tensor =
       p.domain_amax != nullptr ? scalar::NvFp4TensorScales(*p.domain_amax).encode : 1.0f;
   const int64_t step = int64_t{gridDim.x} * kFlatThreads;
@@ -226,12 +247,10 @@ __global__ void __launch_bounds__(kFlatThreads)
     const int64_t square = row / S::kEdge;
     const uint32_t amax =
         p.amax[turned ? block * p.grid_columns + square : square * p.grid_columns + block];
-    const int64_t index = ScaleIndex(kForm,
-                                     turned ? row : p.first_row + row,
-                                     turned ? p.first_row / S::kEdge + block : block,
-                                     outer,
-                                     all_blocks);
-    PlaceScale<S>(amax, scalar::kLargestF32Bits, index, p.to, tensor);
+    const int64_t first = (turned ? p.first_row / S::kEdge + block : block) * kScalesOfBlock<S>;
+    const int64_t index =
+        ScaleIndex(kForm, turned ? row : p.first_row + row, first, outer, all_blocks);
+    PlaceScale<S>(amax, scalar::kLargestF32Bits, index, all_blocks - first, p.to, tensor);
   }
 }
 
@@ -251,6 +270,7 @@ std::vector<KernelEntry> BlockCodesKernels() {
       EntryOf(Kernel::kPlaceScales, kBlocksOfFp4, PlaceScalesKernel<NvFp4Scheme>)};
   AddEntries<Float8BlockScheme>(kBlocksOf128, entries);
   AddEntries<MxFp8Scheme>(kBlocksOf32, entries);
+  AddEntries<BlockAsMxFp8Scheme>(kBlocksOf128AsMxFp8, entries);
   return entries;
 }
 

@@ -20,6 +20,8 @@ enum QuantizeScheme : int32_t {
   kBlocksOfFp4 = 4,
   kBlocksOfFp4Stochastic = 5,  // activations alone
   kQuantizeSchemes = 6,
+  // Of blocks of codes and of placed scales alone: those of kBlocksOf128 for gemms of kBlocksOf32.
+  kBlocksOf128AsMxFp8 = kQuantizeSchemes,
 };
 constexpr int32_t QuantizeVariant(int32_t scheme, bool vectors) {
   return 2 * scheme + (vectors ? 1 : 0);

@@ -75,6 +75,12 @@ int32_t SchemeOf(Recipe recipe) {
   }
 }
 
+// Of codes with scales for gemms.
+int32_t SchemeOfBlocks(Recipe recipe, bool as_mxfp8) {
+  CHECK(!as_mxfp8 || recipe == Recipe::kFloat8Block);
+  return as_mxfp8 ? static_cast<int32_t>(kBlocksOf128AsMxFp8) : SchemeOf(recipe);
+}
+
 void RequireCodes(const TensorView& codes, Recipe recipe, int64_t rows, int64_t columns) {
   CHECK_MSG(columns % plan::CodesPerByte(recipe) == 0, "a row of packed codes is whole bytes");
   RequireMatrix(codes, rows, columns / plan::CodesPerByte(recipe), DType::kU8);
@@ -400,11 +406,12 @@ void RequireBlocks(const QuantizeBlocksArgs& args) {
                 reinterpret_cast<uintptr_t>(args.from.data) % 8 == 0 &&
                 (args.from.row_stride % 4 == 0 || tokens <= 1),
             "activations are read by 8 bytes");
-  CHECK_MSG(args.recipe != Recipe::kMxFp8 || inner % plan::BlockEdge(args.recipe) == 0,
+  const ScaleForm form = ActivationScaleForm(args.recipe, args.as_mxfp8);
+  CHECK_MSG(form != ScaleForm::kBlocks32 || inner % CodesOfScale(form) == 0,
             "mxfp8 takes whole blocks");
   RequireWholeCodes(args.codes, outer, inner / plan::CodesPerByte(args.recipe));
   CHECK_EQ(reinterpret_cast<uintptr_t>(args.codes.data) % kQuantizeWidth, 0u);
-  RequireScales(args.scales, ActivationScaleForm(args.recipe), outer, inner);
+  RequireScales(args.scales, form, outer, inner);
   RequireWordIfPresent(args.non_finite, DType::kU32);
 }
 
@@ -464,7 +471,7 @@ void QuantizeBlocks(Stream& stream, const QuantizeBlocksArgs& args) {
   const bool turned = args.along == BlocksAlong::kRows;
   const int64_t outer = turned ? columns : tokens;
   const int64_t inner = turned ? tokens : columns;
-  const ScaleForm form = ActivationScaleForm(args.recipe);
+  const ScaleForm form = ActivationScaleForm(args.recipe, args.as_mxfp8);
   RequireBlocks(args);
   if (tokens == 0 || columns == 0) {
     return;
@@ -485,7 +492,7 @@ void QuantizeBlocks(Stream& stream, const QuantizeBlocksArgs& args) {
   const int64_t tiles =
       DivCeil(tokens, int64_t{kBlockRows}) * DivCeil(columns, int64_t{kBlockColumns});
   on.Run({.kernel = turned ? Kernel::kBlockCodesAlongRows : Kernel::kBlockCodesAlongColumns,
-          .variant = SchemeOf(args.recipe),
+          .variant = SchemeOfBlocks(args.recipe, args.as_mxfp8),
           .grid = turned ? std::array<uint32_t, 3>{FlatGrid(on, tiles * kFlatThreads), 1, 1}
                          : WarpGrid(on, tokens * DivCeil(columns, int64_t{kQuantizeColumns}))},
          params);
@@ -494,7 +501,7 @@ void QuantizeBlocks(Stream& stream, const QuantizeBlocksArgs& args) {
 void PlaceScales(Stream& stream, const PlaceScalesArgs& args) {
   LaunchStream& on = LaunchStreamOf(stream);
   const Recipe recipe = args.scales.recipe;
-  const ScaleForm form = WeightScaleForm(recipe);
+  const ScaleForm form = WeightScaleForm(recipe, args.as_mxfp8);
   const int64_t edge = plan::BlockEdge(recipe);
   const bool turned = args.inner == BlocksAlong::kRows;
   const int64_t outer = turned ? args.columns : args.all_rows;
@@ -516,7 +523,7 @@ void PlaceScales(Stream& stream, const PlaceScalesArgs& args) {
         on, args.to, DivCeil(outer, rows_of_scale) * ScaleBlocks(form, inner) * BytesOfScale(form));
   }
   on.Run({.kernel = Kernel::kPlaceScales,
-          .variant = SchemeOf(recipe),
+          .variant = SchemeOfBlocks(recipe, args.as_mxfp8),
           .grid = {FlatGrid(on, args.rows / rows_of_scale * args.columns / edge), 1, 1}},
          PlaceScalesParams{
              .amax = args.scales.amax.As<uint32_t>(),

@@ -89,6 +89,13 @@ constexpr Scales TensorScales(plan::Recipe recipe, uint32_t amax_bits, float lar
   }
 }
 
+// The E8M0 code of a decode scale of kFloat8Block: 2^k for k from -127, which is no normal number,
+// to 127.
+constexpr uint8_t E8M0OfPowerOfTwo(float decode) {
+  constexpr int kMantissaBits = 23;
+  return static_cast<uint8_t>(std::bit_cast<uint32_t>(decode) >> kMantissaBits);
+}
+
 // The scales of a block of that amax. tensor: TensorScales' encode; big: ScaleRule's.
 template <plan::Recipe kRecipe>
 constexpr Scales BlockScales(uint32_t amax_bits, float tensor, uint32_t big) {

@@ -41,7 +41,12 @@ float ScaleOf(ScaleForm form, const TensorView& scales, int64_t index) {
   }
 }
 
-constexpr Recipe kOfBlocks[] = {Recipe::kFloat8Block, Recipe::kMxFp8, Recipe::kNvFp4};
+struct OfBlocks {
+  Recipe recipe;
+  bool as_mxfp8 = false;
+};
+constexpr OfBlocks kOfBlocks[] = {
+    {Recipe::kFloat8Block}, {Recipe::kFloat8Block, true}, {Recipe::kMxFp8}, {Recipe::kNvFp4}};
 
 class GpuBlockCodesTest : public GpuQuantizeTest {
  protected:
@@ -53,6 +58,7 @@ class GpuBlockCodesTest : public GpuQuantizeTest {
     int64_t columns;
     int64_t gap;
     float bad;
+    bool as_mxfp8;
   };
 
   // Codes and scales of blocks are those of the CPU, and together what QuantizeActivation makes.
@@ -61,7 +67,7 @@ class GpuBlockCodesTest : public GpuQuantizeTest {
     const float epsilon = plan::HasAmaxEpsilon(of.recipe) && of.columns == 96 ? 40.0f : 0.0f;
     const int64_t outer = turned ? of.columns : of.tokens;
     const int64_t inner = turned ? of.tokens : of.columns;
-    const ScaleForm form = ActivationScaleForm(of.recipe);
+    const ScaleForm form = ActivationScaleForm(of.recipe, of.as_mxfp8);
     const ActivationDraws draws = {
         .seed = 77, .step = 5, .site = 9, .first_sample = 3, .sequence_tokens = of.tokens / 2};
     TwinMatrix from(DType::kBF16, of.tokens, of.columns, of.gap);
@@ -87,7 +93,8 @@ class GpuBlockCodesTest : public GpuQuantizeTest {
                       .scale = of.recipe == Recipe::kNvFp4 ? (scale.*on)() : TensorView(),
                       .non_finite = (flag.*on)(),
                       .draws = draws,
-                      .epsilon = epsilon});
+                      .epsilon = epsilon,
+                      .as_mxfp8 = of.as_mxfp8});
     };
     run(cpu_, &TwinMatrix::host);
     run(gpu(), &TwinMatrix::device);
@@ -128,14 +135,14 @@ class GpuBlockCodesTest : public GpuQuantizeTest {
 };
 
 TEST_F(GpuBlockCodesTest, CodesOfBlocksAreThoseOfTheCpuAndOfDecodedValues) {
-  for (const Recipe recipe : kOfBlocks) {
+  for (const auto& [recipe, as_mxfp8] : kOfBlocks) {
     for (const ActivationRole role : {ActivationRole::kInput, ActivationRole::kGradient}) {
       for (const BlocksAlong along : {BlocksAlong::kColumns, BlocksAlong::kRows}) {
         for (const auto& [tokens, columns, gap, bad] :
              {std::tuple(int64_t{160}, int64_t{96}, int64_t{0}, 0.0f),
               std::tuple(int64_t{288}, int64_t{352}, int64_t{4}, 0.0f),
               std::tuple(int64_t{32}, int64_t{64}, int64_t{64}, std::nanf(""))}) {
-          Compare({recipe, role, along, tokens, columns, gap, bad});
+          Compare({recipe, role, along, tokens, columns, gap, bad, as_mxfp8});
         }
       }
     }
@@ -171,14 +178,14 @@ TEST_F(GpuBlockCodesTest, PackedCodesAreTransposedAsOnTheCpu) {
 
 // Of an operand of two weights, in the order of either index.
 TEST_F(GpuBlockCodesTest, ScalesOfWeightsArePlacedAsOnTheCpu) {
-  for (const Recipe recipe : kOfBlocks) {
+  for (const auto& [recipe, as_mxfp8] : kOfBlocks) {
     for (const BlocksAlong inner : {BlocksAlong::kColumns, BlocksAlong::kRows}) {
       const int64_t edge = plan::BlockEdge(recipe);
       const int64_t columns = 5 * edge;
       const int64_t parts[] = {2 * edge, 3 * edge};
       const int64_t all_rows = parts[0] + parts[1];
       const bool turned = inner == BlocksAlong::kRows;
-      const ScaleForm form = WeightScaleForm(recipe);
+      const ScaleForm form = WeightScaleForm(recipe, as_mxfp8);
       const int64_t outer = turned ? columns : all_rows;
       const int64_t blocks = ScaleBlocks(form, turned ? all_rows : columns);
       TwinMatrix amax(DType::kU32, all_rows / edge, 5);
@@ -194,7 +201,7 @@ TEST_F(GpuBlockCodesTest, ScalesOfWeightsArePlacedAsOnTheCpu) {
       to.Send();
       Set(domain, largest);
       Set(whole, 1.0f);
-      const auto run = [&](Stream& stream, auto on) {
+      const auto run = [&, recipe = recipe, as_mxfp8 = as_mxfp8](Stream& stream, auto on) {
         int64_t first = 0;
         for (const int64_t rows : parts) {
           const WeightScales scales = {.recipe = recipe,
@@ -207,7 +214,8 @@ TEST_F(GpuBlockCodesTest, ScalesOfWeightsArePlacedAsOnTheCpu) {
                        .columns = columns,
                        .first_row = first,
                        .all_rows = all_rows,
-                       .to = (to.*on)()});
+                       .to = (to.*on)(),
+                       .as_mxfp8 = as_mxfp8});
           if (recipe == Recipe::kNvFp4) {
             DecodeWeight(stream, {.codes = {}, .scales = scales, .to = {}, .scale = (whole.*on)()});
           }
@@ -222,8 +230,11 @@ TEST_F(GpuBlockCodesTest, ScalesOfWeightsArePlacedAsOnTheCpu) {
       EXPECT_EQ(*whole.host().As<float>(), tensor.decode);
       for (int64_t row = 0; row < all_rows; ++row) {
         for (int64_t column = 0; column < columns; ++column) {
-          const int64_t index = ScaleIndex(
-              form, turned ? column : row, (turned ? row : column) / edge, outer, blocks);
+          const int64_t index = ScaleIndex(form,
+                                           turned ? column : row,
+                                           (turned ? row : column) / CodesOfScale(form),
+                                           outer,
+                                           blocks);
           const uint32_t bits = amax.host().Row<uint32_t>(row / edge)[column / edge];
           ASSERT_EQ(ScaleOf(form, to.host(), index),
                     scalar::WeightBlockScales(recipe, bits, tensor.encode).decode)

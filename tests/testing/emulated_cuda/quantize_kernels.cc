@@ -16,6 +16,7 @@ constexpr auto kAtomic = Access::Kind::kAtomic;
 int64_t EdgeOf(int32_t scheme) {
   switch (scheme) {
     case kBlocksOf128:
+    case kBlocksOf128AsMxFp8:
       return plan::BlockEdge(plan::Recipe::kFloat8Block);
     case kBlocksOf32:
       return plan::BlockEdge(plan::Recipe::kMxFp8);
@@ -162,7 +163,7 @@ void TransposeCodes(const TransposeCodesParams& p, Operands& on) {
 template <bool kTurned>
 void BlockCodes(const BlockCodesParams& p, Operands& on) {
   const ScaleForm form =
-      on.launch().variant == kBlocksOf32 ? ScaleForm::kBlocks32 : ScaleForm::kBlocks128;
+      on.launch().variant == kBlocksOf128 ? ScaleForm::kBlocks128 : ScaleForm::kBlocks32;
   on.RequireBlock(kFlatThreads);
   on.Require(reinterpret_cast<uintptr_t>(p.from) % 8 == 0 && p.from_stride % 4 == 0 &&
                  reinterpret_cast<uintptr_t>(p.codes) % 8 == 0,

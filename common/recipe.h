@@ -21,27 +21,36 @@ enum class Recipe : uint8_t {
   kNvFp4 = 5,        // nvfp4: 16 x 16, E4M3, with a second scale for the tensor
 };
 
-// How the gemms of quantized matrices are computed. On disk (plan proto): do not renumber. The
-// emulations decode operands exactly before they multiply, with sums in fp32.
+// How the gemms of quantized matrices are computed. On disk (plan proto): do not renumber.
+// Emulations run where a device has no gemms of the recipe's own, and are taken if the job allows
+// them.
 enum class GemmPath : uint8_t {
   kNone = 0,
-  kCpuReference = 1,  // emulation on a CPU: its gemm of bf16
-  kDequantBf16 = 2,   // emulation on a GPU: the gemm of bf16 operands
+  kCpuReference = 1,  // emulation on a CPU: operands are decoded exactly, its gemm of bf16 follows
+  kDequantBf16 = 2,   // emulation on a GPU: the same, by its gemm of bf16 operands
   kFp8Tensor = 3,     // of a GPU: gemms of FP8 codes with one scale for each operand
   kFp8Block = 4,      // of a GPU: of FP8 codes with an fp32 scale for each 128, or 128 x 128
   kMxFp8 = 5,         // of a GPU: of FP8 codes with an E8M0 scale for each 32
   kNvFp4 = 6,         // of a GPU: of E2M1 codes with an E4M3 scale for each 16, and one for all
+  // Emulation on a GPU: codes of kFloat8Block by gemms of kMxFp8. A scale of 128 codes, a power of
+  // two, becomes four equal ones of E8M0.
+  kBlockAsMxFp8 = 7,
 };
-inline constexpr GemmPath kLastEmulation = GemmPath::kDequantBf16;
-inline constexpr GemmPath kLastGemmPath = GemmPath::kNvFp4;
+inline constexpr GemmPath kLastGemmPath = GemmPath::kBlockAsMxFp8;
+
+// Operands are decoded before gemms read them.
+constexpr bool DecodesOperands(GemmPath path) {
+  return path == GemmPath::kCpuReference || path == GemmPath::kDequantBf16;
+}
 
 constexpr bool IsEmulation(GemmPath path) {
-  return path == GemmPath::kCpuReference || path == GemmPath::kDequantBf16;
+  return DecodesOperands(path) || path == GemmPath::kBlockAsMxFp8;
 }
 
 // True of gemms that read a scale for each block of codes.
 constexpr bool ReadsBlockScales(GemmPath path) {
-  return path == GemmPath::kFp8Block || path == GemmPath::kMxFp8 || path == GemmPath::kNvFp4;
+  return path == GemmPath::kFp8Block || path == GemmPath::kMxFp8 || path == GemmPath::kNvFp4 ||
+         path == GemmPath::kBlockAsMxFp8;
 }
 
 // The gemms of FP8 codes with one scale for each operand (kFp8Tensor) that may sum fast: they are

@@ -13,24 +13,29 @@
 namespace ravel::plan {
 namespace {
 
-constexpr GemmPath kEmulations[] = {GemmPath::kCpuReference, GemmPath::kDequantBf16};
+constexpr GemmPath kEmulations[] = {
+    GemmPath::kCpuReference, GemmPath::kDequantBf16, GemmPath::kBlockAsMxFp8};
 
 // An entry that allows nothing is a mistake of the job file.
-absl::Status CheckEntries(const std::vector<GemmPath>& entries, bool cpu_devices) {
+absl::Status CheckEntries(const RecipeSpec& spec, bool cpu_devices) {
   const GemmPath of_devices = cpu_devices ? GemmPath::kCpuReference : GemmPath::kDequantBf16;
-  for (size_t i = 0; i < entries.size(); ++i) {
+  const bool as_mxfp8 = !cpu_devices && spec.recipe == Recipe::kFloat8Block;
+  for (size_t i = 0; i < spec.emulation.size(); ++i) {
     const std::string at = absl::StrCat("precision.emulation[", i, "]");
-    const char* name = GemmPathName(entries[i]);
-    if (entries[i] != of_devices) {
-      return FieldRefusal(at,
-                          absl::StrCat(GemmPathName(of_devices),
-                                       ", the emulation of ",
-                                       cpu_devices ? "cpu" : "gpu",
-                                       " devices"),
-                          name);
+    const char* name = GemmPathName(spec.emulation[i]);
+    const bool known = spec.emulation[i] == of_devices ||
+                       (as_mxfp8 && spec.emulation[i] == GemmPath::kBlockAsMxFp8);
+    if (!known) {
+      const std::string expected =
+          as_mxfp8 ? "dequant_bf16 or block_as_mxfp8, the emulations of gpu devices for fp8_block"
+                   : absl::StrCat(GemmPathName(of_devices),
+                                  ", the emulation of ",
+                                  cpu_devices ? "cpu" : "gpu",
+                                  " devices");
+      return FieldRefusal(at, expected, name);
     }
     if (i > 0) {
-      return FieldRefusal(at, "each path once", absl::StrCat(name, " again"));
+      return FieldRefusal(at, "one path, which all gemms take", absl::StrCat(name, " beside it"));
     }
   }
   return absl::OkStatus();
@@ -49,7 +54,8 @@ struct Needs {
 constexpr Needs kNeeds[] = {{GemmPath::kFp8Tensor, 8, 9, false, 120000},
                             {GemmPath::kFp8Block, 9, 0, true, 120900},
                             {GemmPath::kMxFp8, 10, 0, true, 120800},
-                            {GemmPath::kNvFp4, 10, 0, true, 120800}};
+                            {GemmPath::kNvFp4, 10, 0, true, 120800},
+                            {GemmPath::kBlockAsMxFp8, 10, 0, true, 120800}};
 
 bool HasCapability(const Needs& needs, const GemmDevice& device) {
   return std::pair(device.compute_major, device.compute_minor) >=
@@ -64,6 +70,14 @@ std::string CapabilityText(const Needs& needs) {
       ".",
       needs.compute_minor,
       needs.that_major_alone ? absl::StrCat(" to ", needs.compute_major, ".9") : " or later");
+}
+
+// Of a GPU, for precision.emulation.
+std::string EmulationsText(Recipe recipe, const GemmDevice& device) {
+  const Needs* const needs = std::ranges::find(kNeeds, GemmPath::kBlockAsMxFp8, &Needs::path);
+  return recipe == Recipe::kFloat8Block && HasCapability(*needs, device)
+             ? "[block_as_mxfp8] or [dequant_bf16]"
+             : "[dequant_bf16]";
 }
 
 std::string ClassesText() {
@@ -88,6 +102,8 @@ const char* GemmPathName(GemmPath path) {
       return "mxfp8";
     case GemmPath::kNvFp4:
       return "nvfp4";
+    case GemmPath::kBlockAsMxFp8:
+      return "block_as_mxfp8";
   }
   return "unknown";
 }
@@ -118,6 +134,11 @@ GemmPath PathOfCodes(Recipe recipe) {
   }
 }
 
+bool Multiplies(GemmPath path, Recipe recipe) {
+  return path == GemmPath::kNone || DecodesOperands(path) || PathOfCodes(recipe) == path ||
+         (path == GemmPath::kBlockAsMxFp8 && recipe == Recipe::kFloat8Block);
+}
+
 const char* FastAccumulationName(FastAccumulation fast) {
   switch (fast) {
     case FastAccumulation::kForward:
@@ -136,14 +157,11 @@ absl::StatusOr<GemmPath> ChooseGemmPath(const RecipeSpec& spec, bool cpu_devices
                ? absl::StatusOr<GemmPath>(GemmPath::kNone)
                : FieldRefusal("precision.emulation", "a precision.recipe beside it", "none");
   }
-  RETURN_IF_ERROR(CheckEntries(spec.emulation, cpu_devices));
+  RETURN_IF_ERROR(CheckEntries(spec, cpu_devices));
   if (cpu_devices) {
     return GemmPath::kCpuReference;
   }
-  if (!spec.emulation.empty()) {
-    return GemmPath::kDequantBf16;
-  }
-  return PathOfCodes(spec.recipe);
+  return spec.emulation.empty() ? PathOfCodes(spec.recipe) : spec.emulation[0];
 }
 
 absl::Status CheckFastAccumulation(FastAccumulation fast, GemmPath path) {
@@ -189,14 +207,14 @@ bool MultipliesCodes(Recipe recipe, const GemmDevice& device) {
 }
 
 absl::Status CheckRecipeOnGpu(const RecipeSpec& spec, const GemmDevice& device) {
-  if (!spec.emulation.empty() || MultipliesCodes(spec.recipe, device)) {
+  const GemmPath path = spec.emulation.empty() ? PathOfCodes(spec.recipe) : spec.emulation[0];
+  const Needs* const needs = std::ranges::find(kNeeds, path, &Needs::path);
+  if (device.compute_major == 0 || needs == std::end(kNeeds) || HasCapability(*needs, device)) {
     return absl::OkStatus();
   }
-  const GemmPath path = PathOfCodes(spec.recipe);
-  const Needs* const needs = std::ranges::find(kNeeds, path, &Needs::path);
   std::vector<const char*> paths;
   for (const Needs& known : kNeeds) {
-    if (HasCapability(known, device)) {
+    if (HasCapability(known, device) && !IsEmulation(known.path)) {
       paths.push_back(GemmPathName(known.path));
     }
   }
@@ -211,7 +229,9 @@ absl::Status CheckRecipeOnGpu(const RecipeSpec& spec, const GemmDevice& device) 
                    ") multiplies, which has ",
                    paths.empty() ? "no gemm path of codes"
                                  : absl::StrCat("the gemm paths ", absl::StrJoin(paths, ", ")),
-                   ", or precision.emulation: [dequant_bf16] beside it"),
+                   ", or precision.emulation: ",
+                   EmulationsText(spec.recipe, device),
+                   " beside it"),
       absl::StrCat(RecipeName(spec.recipe),
                    ", whose path ",
                    GemmPathName(path),

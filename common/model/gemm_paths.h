@@ -12,8 +12,8 @@
 
 namespace ravel::plan {
 
-// "cpu_reference", "dequant_bf16", "fp8_tensor", "fp8_block", "mxfp8", "nvfp4"; "none" where
-// nothing is quantized.
+// "cpu_reference", "dequant_bf16", "fp8_tensor", "fp8_block", "mxfp8", "nvfp4", "block_as_mxfp8";
+// "none" where nothing is quantized.
 const char* GemmPathName(GemmPath path);
 // False where no emulation has that name.
 bool ParseEmulation(std::string_view name, GemmPath& path);
@@ -23,13 +23,16 @@ const char* FastAccumulationName(FastAccumulation fast);
 
 // The path of all gemms of quantized matrices: forward, input gradient and weight gradient. kNone
 // without a recipe. Allowed are the entries of precision.emulation or, without any, on CPUs their
-// reference and on GPUs none. On GPUs an emulation that is allowed is taken, else the path of the
-// recipe's codes. An error names precision.emulation, and an entry that these devices never take or
-// that is there twice.
+// reference and on GPUs none. On GPUs the emulation that is allowed is taken, else the path of the
+// recipe's codes. An error names precision.emulation, and an entry that these devices never take,
+// that is not of this recipe, or that is there beside another.
 absl::StatusOr<GemmPath> ChooseGemmPath(const RecipeSpec& spec, bool cpu_devices);
 
 // A GPU's path without emulation; kNone without a recipe.
 GemmPath PathOfCodes(Recipe recipe);
+
+// False where the path has no gemms for the codes of this recipe.
+bool Multiplies(GemmPath path, Recipe recipe);
 
 // True where gemms of the path read RecipeSpec::fast_accumulation.
 constexpr bool MayAccumulateFast(GemmPath path) {
@@ -53,14 +56,16 @@ absl::Status CheckGemmPath(GemmPath path, const GemmDevice& device);
 // true where the capability is not known (0.0).
 bool MultipliesCodes(Recipe recipe, const GemmDevice& device);
 // Refuses a job's recipe where a GPU of this capability has no gemms of its path, whatever library
-// it has; nothing where the capability is not known (0.0) or an emulation is allowed. The error
-// names precision.recipe, the paths that the device has and the emulation that it would take.
+// it has; nothing where the capability is not known (0.0) or operands are decoded. The error names
+// precision.recipe, the paths that the device has and the emulations that it would take.
 absl::Status CheckRecipeOnGpu(const RecipeSpec& spec, const GemmDevice& device);
 
 // The multiple that dimensions of matrices and tokens of a micro-batch have to be for a path: rows
 // of codes are whole 16 bytes.
 constexpr int64_t GemmStep(GemmPath path) {
-  return path == GemmPath::kNone || IsEmulation(path) ? 1 : path == GemmPath::kNvFp4 ? 32 : 16;
+  return path == GemmPath::kNone || DecodesOperands(path)              ? 1
+         : path == GemmPath::kNvFp4 || path == GemmPath::kBlockAsMxFp8 ? 32
+                                                                       : 16;
 }
 
 // The gemms that a path computes, as texts name them.

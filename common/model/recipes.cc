@@ -127,6 +127,7 @@ ScaleForm WeightForm(GemmPath path) {
     case GemmPath::kFp8Block:
       return ScaleForm::kSquares128;
     case GemmPath::kMxFp8:
+    case GemmPath::kBlockAsMxFp8:
       return ScaleForm::kBlocks32;
     case GemmPath::kNvFp4:
       return ScaleForm::kBlocks16;
@@ -260,8 +261,7 @@ absl::Status SetRecipes(const IdVector<TensorId, Recipe>& recipes,
         return absl::InvalidArgumentError(
             absl::StrCat(tensor.name, ": no recipe quantizes such a tensor"));
       }
-      if (tokens % GemmStep(path) != 0 ||
-          (path != GemmPath::kNone && !IsEmulation(path) && PathOfCodes(recipes[id]) != path)) {
+      if (tokens % GemmStep(path) != 0 || !Multiplies(path, recipes[id])) {
         return absl::InvalidArgumentError(
             absl::StrCat(tensor.name, ": not of the path ", GemmPathName(path)));
       }
@@ -277,7 +277,7 @@ absl::Status SetRecipes(const IdVector<TensorId, Recipe>& recipes,
 void ReserveRecipeScratch(GemmPath path,
                           const MicroBatchShape& micro_batch,
                           ModelInventory& inventory) {
-  const DType type = IsEmulation(path) ? DType::kBF16 : DType::kU8;
+  const DType type = DecodesOperands(path) ? DType::kBF16 : DType::kU8;
   const int64_t per_byte = CodesOfByte(ActivationForm(path));
   const int64_t tokens = micro_batch.sequences * micro_batch.sequence_tokens;
   for (UnitSpec& unit : inventory.units) {

@@ -350,11 +350,11 @@ absl::Status ParallelismFromProto(const v1::PlannedJob& proto, JobSpec& spec) {
   spec.recipe.history = proto.amax_history() == 0 ? kAmaxHistory : proto.amax_history();
   spec.recipe.margin = proto.amax_margin();
   for (const int32_t path : proto.emulation()) {
-    RETURN_IF_ERROR(ReadEnum("emulation",
-                             path,
-                             kLastEmulation,
-                             spec.recipe.emulation.emplace_back(),
-                             static_cast<int32_t>(GemmPath::kCpuReference)));
+    GemmPath& emulation = spec.recipe.emulation.emplace_back();
+    RETURN_IF_ERROR(ReadEnum("emulation", path, kLastGemmPath, emulation));
+    if (!IsEmulation(emulation)) {
+      return absl::InvalidArgumentError(absl::StrCat("emulation ", path, " is none"));
+    }
   }
   RETURN_IF_ERROR(ReadEnum("fast_accumulation",
                            proto.fast_accumulation(),

@@ -174,7 +174,9 @@ void JobRules::CheckEmulation(v1::PrecisionSpec& precision) {
   for (const std::string& name : precision.emulation()) {
     plan::GemmPath path = plan::GemmPath::kNone;
     if (!plan::ParseEmulation(name, path)) {
-      Fail("spec.precision.emulation", "dequant_bf16, cpu_reference", QuotedOrNothing(name));
+      Fail("spec.precision.emulation",
+           "dequant_bf16, block_as_mxfp8, cpu_reference",
+           QuotedOrNothing(name));
       return;
     }
     recipe.emulation.push_back(path);

@@ -21,8 +21,15 @@ RecipeSet RecipesLackedBy(std::string_view model) {
 }
 
 plan::Recipe RecipeOfGpus(const plan::JobSpec& spec) {
-  return spec.cpu_devices || !spec.recipe.emulation.empty() ? plan::Recipe::kNone
-                                                            : spec.recipe.recipe;
+  if (spec.cpu_devices) {
+    return plan::Recipe::kNone;
+  }
+  if (spec.recipe.emulation.empty()) {
+    return spec.recipe.recipe;
+  }
+  // By gemms of another recipe's codes, or of none.
+  return spec.recipe.emulation[0] == plan::GemmPath::kBlockAsMxFp8 ? plan::Recipe::kMxFp8
+                                                                   : plan::Recipe::kNone;
 }
 
 }  // namespace ravel::coordinator

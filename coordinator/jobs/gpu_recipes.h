@@ -20,8 +20,8 @@ constexpr bool Has(RecipeSet recipes, plan::Recipe recipe) {
 // a trainer then finds out at its start.
 RecipeSet RecipesLackedBy(std::string_view model);
 
-// The recipe whose codes a job's GPUs multiply. kNone: any device of the job's kind will do, since
-// nothing is quantized, or an emulation is allowed, or the devices are cpus.
+// The recipe whose gemms a job's GPUs need: of kBlockAsMxFp8 it is kMxFp8. kNone: any device of the
+// job's kind will do, since nothing is quantized, or operands are decoded, or the devices are cpus.
 plan::Recipe RecipeOfGpus(const plan::JobSpec& spec);
 
 }  // namespace ravel::coordinator

@@ -29,8 +29,11 @@ class GpuEngine : public ::testing::Test {
   static bool emulated() { return absl::StrContains(gpu().properties().name, "Emulated"); }
   // Why the device has no gemms of this recipe's codes, if it has none.
   static absl::Status CheckCodes(plan::Recipe recipe) {
+    return CheckPath(plan::PathOfCodes(recipe));
+  }
+  static absl::Status CheckPath(plan::GemmPath path) {
     const kernels::CudaDevice& device = gpu().properties();
-    return plan::CheckGemmPath(plan::PathOfCodes(recipe),
+    return plan::CheckGemmPath(path,
                                {.name = device.name,
                                 .compute_major = device.compute_major,
                                 .compute_minor = device.compute_minor,

@@ -36,7 +36,12 @@ using plan::StateRole;
 struct RecipeForm {
   const char* name;
   Recipe recipe;
-  bool of_codes = false;  // gemms read codes; else they are emulated
+  bool of_codes = false;  // gemms read codes; else operands are decoded
+  bool as_mxfp8 = false;  // codes of the recipe by gemms of mxfp8
+
+  plan::GemmPath path() const {
+    return as_mxfp8 ? plan::GemmPath::kBlockAsMxFp8 : plan::PathOfCodes(recipe);
+  }
 };
 constexpr RecipeForm kRecipes[] = {{"delayed", Recipe::kDelayed},
                                    {"current", Recipe::kCurrent},
@@ -47,7 +52,8 @@ constexpr RecipeForm kRecipes[] = {{"delayed", Recipe::kDelayed},
                                    {"current_codes", Recipe::kCurrent, true},
                                    {"fp8_block_codes", Recipe::kFloat8Block, true},
                                    {"mxfp8_codes", Recipe::kMxFp8, true},
-                                   {"nvfp4_codes", Recipe::kNvFp4, true}};
+                                   {"nvfp4_codes", Recipe::kNvFp4, true},
+                                   {"fp8_block_as_mxfp8", Recipe::kFloat8Block, true, true}};
 constexpr int64_t kHistory = 3;  // as long as the runs
 
 void UseRecipe(const RecipeForm& form, plan::JobSpec& spec) {
@@ -61,6 +67,9 @@ void UseDevices(const RecipeForm& form, bool on_device, plan::JobSpec& spec) {
   spec.recipe.emulation.clear();
   if (on_device && !form.of_codes) {
     spec.recipe.emulation = {plan::GemmPath::kDequantBf16};
+  }
+  if (on_device && form.as_mxfp8) {
+    spec.recipe.emulation = {plan::GemmPath::kBlockAsMxFp8};
   }
 }
 
@@ -113,7 +122,7 @@ class GpuRecipes : public GpuEngine, public ::testing::WithParamInterface<Recipe
     if (IsSkipped() || !GetParam().of_codes) {
       return;
     }
-    const absl::Status checked = CheckCodes(GetParam().recipe);
+    const absl::Status checked = CheckPath(GetParam().path());
     if (!checked.ok()) {
       GTEST_SKIP() << checked;
     }

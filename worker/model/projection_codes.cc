@@ -33,14 +33,15 @@ Projection::Operand Projection::Codes(kernels::Stream& stream,
                                       kernels::BlocksAlong inner) const {
   Operand operand = {.matrix = block.matrix, .scale = {}};
   operand.matrix.dtype = DType::kU8;
-  const kernels::WeightScales& scales = memory.scales[parts_[block.first].weight].weight;
+  const quant::GemmScales& of_gemms = memory.scales[parts_[block.first].weight];
+  const kernels::WeightScales& scales = of_gemms.weight;
   const TensorView whole = ScaleAt(memory, kWeightScale + block.scale);
   if (ScalesTheWhole(scales.recipe)) {
     kernels::DecodeWeight(stream, {.codes = {}, .scales = scales, .to = {}, .scale = whole});
   }
   if (OfBlocks(memory, block.first)) {
     operand.scale = block.in_parts ? TensorView() : PlacedScales(stream, memory, block, inner);
-    operand.form = kernels::WeightScaleForm(scales.recipe);
+    operand.form = kernels::WeightScaleForm(scales.recipe, of_gemms.as_mxfp8);
     operand.whole = ScalesTheWhole(scales.recipe) ? whole : TensorView();
   } else {
     operand.scale = whole;
@@ -64,8 +65,8 @@ TensorView Projection::PlacedScales(kernels::Stream& stream,
                                     const UnitMemory& memory,
                                     const Block& block,
                                     kernels::BlocksAlong inner) const {
-  const ScaleForm form =
-      kernels::WeightScaleForm(memory.scales[parts_[block.first].weight].weight.recipe);
+  const quant::GemmScales& scales = memory.scales[parts_[block.first].weight];
+  const ScaleForm form = kernels::WeightScaleForm(scales.weight.recipe, scales.as_mxfp8);
   const int64_t rows = block.matrix.size[0];
   const int64_t columns = block.matrix.size[1] * CodesOfByte(form);
   const bool turned = inner == kernels::BlocksAlong::kRows;
@@ -82,7 +83,8 @@ TensorView Projection::PlacedScales(kernels::Stream& stream,
                           .columns = columns,
                           .first_row = first_row,
                           .all_rows = rows,
-                          .to = to});
+                          .to = to,
+                          .as_mxfp8 = scales.as_mxfp8});
     first_row += part_rows;
   }
   return to;
@@ -119,7 +121,7 @@ Projection::Operand Projection::ActivationBlocks(kernels::Stream& stream,
   const quant::GemmScales& scales = args.memory.scales[parts_[args.part].weight];
   const int64_t outer = args.from.size[turned ? 1 : 0];
   const int64_t inner = args.from.size[turned ? 0 : 1];
-  const ScaleForm form = kernels::ActivationScaleForm(scales.weight.recipe);
+  const ScaleForm form = kernels::ActivationScaleForm(scales.weight.recipe, scales.as_mxfp8);
   const std::vector<TensorView>& workspace = args.memory.workspace;
   const bool packed = form == ScaleForm::kBlocks16;
   Operand operand = {
@@ -141,7 +143,8 @@ Projection::Operand Projection::ActivationBlocks(kernels::Stream& stream,
                            .scale = operand.whole,
                            .non_finite = scales.non_finite,
                            .draws = DrawsOf(args),
-                           .epsilon = scales.amax_epsilon});
+                           .epsilon = scales.amax_epsilon,
+                           .as_mxfp8 = scales.as_mxfp8});
   operand.matrix.dtype = packed ? DType::kU8 : DType::kF8E4M3;
   return operand;
 }

@@ -88,7 +88,8 @@ GemmScales QuantState::ScalesOf(plan::TensorId tensor, bool stages) const {
   CHECK_MSG(of != nullptr, "a tensor without a recipe");
   const plan::QuantDomain& domain = layout_.domain(*of);
   GemmScales scales;
-  scales.of_codes = !plan::IsEmulation(gemms_.path);
+  scales.of_codes = !plan::DecodesOperands(gemms_.path);
+  scales.as_mxfp8 = gemms_.path == plan::GemmPath::kBlockAsMxFp8;
   scales.of_blocks = plan::ReadsBlockScales(gemms_.path);
   scales.amax_epsilon = gemms_.amax_epsilon;
   if (plan::MayAccumulateFast(gemms_.path)) {

@@ -38,6 +38,7 @@ struct GemmScales {
   TensorView non_finite;
   bool of_codes = false;   // the gemms read codes; else operands are decoded first
   bool of_blocks = false;  // codes with a scale for each block
+  bool as_mxfp8 = false;   // of kFloat8Block: each scale as four of kMxFp8
   // Of codes: which of the gemms may lose low bits of sums.
   bool fast_forward = false;
   bool fast_input_gradient = false;

@@ -245,7 +245,7 @@ std::vector<ProbeCase> ProbeCases(plan::GemmPath path, plan::FastAccumulation fa
   if (path == plan::GemmPath::kFp8Block) {
     return BlockCases(ScaleForm::kBlocks128, ScaleForm::kSquares128);
   }
-  if (path == plan::GemmPath::kMxFp8) {
+  if (path == plan::GemmPath::kMxFp8 || path == plan::GemmPath::kBlockAsMxFp8) {
     return BlockCases(ScaleForm::kBlocks32, ScaleForm::kBlocks32);
   }
   if (path == plan::GemmPath::kNvFp4) {

@@ -113,7 +113,7 @@ void AddRecipe(const ShardingPlan& plan, std::string& text) {
                           report.path,
                           report.emulated ? "an emulation" : "of codes",
                           absl::StrJoin(kGemmClasses, ", "),
-                          report.emulated
+                          report.decodes
                               ? "decodes before it multiplies; it shows the numbers of a recipe, "
                                 "not its speed"
                               : absl::StrCat(SumsText(plan), "; not yet run on a GPU"));

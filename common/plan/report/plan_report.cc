@@ -266,6 +266,7 @@ RecipeReport ReportRecipe(const ShardingPlan& plan) {
   if (report.matrices > 0) {
     report.path = GemmPathName(plan.options.gemm_path);
     report.emulated = IsEmulation(plan.options.gemm_path);
+    report.decodes = DecodesOperands(plan.options.gemm_path);
     if (MayAccumulateFast(plan.options.gemm_path)) {
       report.fast_accumulation = FastAccumulationName(plan.options.fast_accumulation);
     }

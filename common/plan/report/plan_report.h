@@ -72,6 +72,7 @@ struct RecipeReport {
   std::string recipe;  // RecipeName of the first quantized matrix: a plan has one recipe
   std::string path;    // how its gemms are computed: GemmPathName
   bool emulated = false;
+  bool decodes = false;           // operands are decoded before gemms read them
   std::string fast_accumulation;  // FastAccumulationName; empty where the path has no such choice
   int64_t matrices = 0;
   int64_t parameters = 0;  // of these matrices

@@ -52,6 +52,7 @@ TEST(GemmPaths, EachCapabilityHasItsPaths) {
     EXPECT_EQ(CheckGemmPath(GemmPath::kFp8Block, device).ok(), tested.fp8_block);
     EXPECT_EQ(CheckGemmPath(GemmPath::kMxFp8, device).ok(), tested.mxfp8);
     EXPECT_EQ(CheckGemmPath(GemmPath::kNvFp4, device).ok(), tested.nvfp4);
+    EXPECT_EQ(CheckGemmPath(GemmPath::kBlockAsMxFp8, device).ok(), tested.mxfp8);
     EXPECT_TRUE(CheckGemmPath(GemmPath::kNone, device).ok());
     EXPECT_TRUE(CheckGemmPath(GemmPath::kDequantBf16, device).ok());
   }
@@ -77,6 +78,39 @@ TEST(GemmPaths, ARecipeIsRefusedWhereItsPathIs) {
       EXPECT_TRUE(CheckRecipeOnGpu(spec, GpuOf(0, 0)).ok()) << "not known";
     }
   }
+}
+
+TEST(GemmPaths, Float8BlockMayRunByGemmsOfMxFp8WhereADeviceHasThem) {
+  RecipeSpec spec = SpecOf(Recipe::kFloat8Block);
+  const absl::Status refused = CheckRecipeOnGpu(spec, GpuOf(10, 0));
+  EXPECT_THAT(std::string(refused.message()),
+              HasSubstr("which has the gemm paths fp8_tensor, mxfp8, nvfp4, or "
+                        "precision.emulation: [block_as_mxfp8] or [dequant_bf16] beside it"));
+  spec.emulation = {GemmPath::kBlockAsMxFp8};
+  EXPECT_EQ(ChooseGemmPath(spec, false).value(), GemmPath::kBlockAsMxFp8);
+  for (const CapabilityCase& tested : kCapabilities) {
+    EXPECT_EQ(CheckRecipeOnGpu(spec, GpuOf(tested.compute_major, tested.compute_minor)).ok(),
+              tested.mxfp8);
+  }
+  EXPECT_TRUE(CheckRecipeOnGpu(spec, GpuOf(0, 0)).ok()) << "not known";
+  EXPECT_THAT(std::string(CheckRecipeOnGpu(spec, GpuOf(9, 0)).message()),
+              HasSubstr("or precision.emulation: [dequant_bf16] beside it, got fp8_block, whose "
+                        "path block_as_mxfp8 needs compute capability 10.0 to 10.9"));
+
+  for (const Recipe other : {Recipe::kDelayed, Recipe::kMxFp8, Recipe::kNvFp4}) {
+    EXPECT_FALSE(Multiplies(GemmPath::kBlockAsMxFp8, other));
+    spec.recipe = other;
+    EXPECT_THAT(std::string(ChooseGemmPath(spec, false).status().message()),
+                HasSubstr("precision.emulation[0]: expected dequant_bf16, the emulation of gpu"));
+  }
+  EXPECT_TRUE(Multiplies(GemmPath::kBlockAsMxFp8, Recipe::kFloat8Block));
+  spec = SpecOf(Recipe::kFloat8Block);
+  spec.emulation = {GemmPath::kBlockAsMxFp8};
+  EXPECT_THAT(std::string(ChooseGemmPath(spec, true).status().message()),
+              HasSubstr("precision.emulation[0]: expected cpu_reference, the emulation of cpu"));
+  spec.emulation = {GemmPath::kBlockAsMxFp8, GemmPath::kDequantBf16};
+  EXPECT_THAT(std::string(ChooseGemmPath(spec, false).status().message()),
+              HasSubstr("precision.emulation[1]: expected one path, which all gemms take, got "));
 }
 
 TEST(GemmPaths, ARefusalNamesWhatTheDeviceHasAndWhatItWouldTake) {

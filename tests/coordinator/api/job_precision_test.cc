@@ -173,7 +173,11 @@ TEST(JobPrecision, AnEmulationIsAllowedByNameAndOfTheDevices) {
   EXPECT_EQ(MakeTyped("gpu", "").job.spec().precision().emulation_size(), 0);
   EXPECT_EQ(TypeViolations(MakeTyped("gpu", "recipe: nvfp4")), "");
   EXPECT_EQ(TypeViolations(MakeTyped("gpu", "recipe: nvfp4, emulation: [dequant]")),
-            field + "dequant_bf16, cpu_reference, got 'dequant'\n");
+            field + "dequant_bf16, block_as_mxfp8, cpu_reference, got 'dequant'\n");
+  // The model is too small for its blocks; the emulation is taken.
+  const CanonicalJob block = MakeTyped("gpu", "recipe: fp8_block, emulation: [block_as_mxfp8]");
+  EXPECT_THAT(TypeViolations(block), ::testing::Not(::testing::HasSubstr("emulation")));
+  EXPECT_EQ(block.spec.recipe.emulation, std::vector{plan::GemmPath::kBlockAsMxFp8});
   EXPECT_EQ(TypeViolations(MakeTyped("gpu", "emulation: [dequant_bf16]")),
             field + "a precision.recipe beside it, got none\n");
 }
@@ -188,12 +192,13 @@ TEST(JobPrecision, AnEmulationThatTheDevicesNeverTakeIsRefusedByEntry) {
   EXPECT_EQ(refused("gpu", "[dequant_bf16, cpu_reference]"),
             field + "[1]" + of_gpus + "cpu_reference\n");
   EXPECT_EQ(refused("gpu", "[dequant_bf16, dequant_bf16]"),
-            field + "[1]: expected each path once, got dequant_bf16 again\n");
+            field + "[1]: expected one path, which all gemms take, got dequant_bf16 beside it\n");
   EXPECT_EQ(
       refused("cpu", "[dequant_bf16]"),
       field + "[0]: expected cpu_reference, the emulation of cpu devices, got dequant_bf16\n");
   EXPECT_EQ(TypeViolations(MakeTyped("gpu", "recipe: fp8_tensor, emulation: [cpu_reference]")),
             field + "[0]" + of_gpus + "cpu_reference\n");
+  EXPECT_EQ(refused("gpu", "[block_as_mxfp8]"), field + "[0]" + of_gpus + "block_as_mxfp8\n");
   EXPECT_EQ(refused("cpu", "[cpu_reference]"), "");
 }
 

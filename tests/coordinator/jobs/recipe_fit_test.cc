@@ -6,6 +6,7 @@
 #include <gtest/gtest.h>
 
 #include "common/field_error.h"
+#include "coordinator/jobs/gpu_recipes.h"
 
 namespace ravel::coordinator {
 namespace {
@@ -63,6 +64,18 @@ TEST(RecipeFit, EmulationCpuDevicesAndBf16RunEverywhere) {
   plan::JobSpec cpu = GpuJob(Recipe::kMxFp8);
   cpu.cpu_devices = true;
   EXPECT_TRUE(FitOn(cpu, {kA100}).status.ok());
+}
+
+TEST(RecipeFit, Float8BlockByGemmsOfMxFp8IsOfTheGpusThatHaveThese) {
+  plan::JobSpec spec = GpuJob(Recipe::kFloat8Block);
+  spec.recipe.emulation = {plan::GemmPath::kBlockAsMxFp8};
+  EXPECT_TRUE(FitOn(spec, {kB200}).status.ok());
+  const std::vector<FieldError> errors = FieldErrorsOf(FitOn(spec, {kH100}).status);
+  ASSERT_EQ(errors.size(), 1u);
+  EXPECT_THAT(errors[0].got, HasSubstr("whose path block_as_mxfp8 needs compute capability 10.0"));
+  for (const char* model : {kA100, kH100, kB200}) {
+    EXPECT_EQ(Has(RecipesLackedBy(model), RecipeOfGpus(spec)), !FitOn(spec, {model}).status.ok());
+  }
 }
 
 }  // namespace

@@ -259,8 +259,8 @@ TEST(RecipePlans, AreRefusedWithFieldAndTensor) {
                 spec.cpu_devices = false;
                 spec.recipe.emulation = {GemmPath::kDequantBf16, GemmPath::kCpuReference};
               }),
-              HasSubstr("precision.emulation[1]: expected dequant_bf16, the emulation of gpu "
-                        "devices, got cpu_reference"));
+              HasSubstr("precision.emulation[1]: expected dequant_bf16 or block_as_mxfp8, the "
+                        "emulations of gpu devices for fp8_block, got cpu_reference"));
   EXPECT_THAT(refusal([](JobSpec& spec) {
                 spec.recipe = {.recipe = Recipe::kNone,
                                .keep_bf16 = {},
@@ -390,6 +390,43 @@ TEST(RecipePlans, GpusMultiplyCodesOfBlocksWithoutEmulation) {
                                 .message()),
                 HasSubstr("training.microBatch: expected times data.sequenceLength a multiple of"));
   }
+}
+
+// Codes of one recipe by the gemms of another: scales are laid out as those of the latter.
+TEST(RecipePlans, Float8BlockMayBePlannedByGemmsOfMxFp8) {
+  JobSpec spec = testing::RecipeSpecOf(Recipe::kFloat8Block);
+  spec.cpu_devices = false;
+  const std::string own = NumericsOf(spec);
+  spec.recipe.emulation = {GemmPath::kBlockAsMxFp8};
+  const ShardingPlan plan = RecipePlan(spec, 2);
+  EXPECT_EQ(plan.options.gemm_path, GemmPath::kBlockAsMxFp8);
+  EXPECT_TRUE(ReportRecipe(plan).emulated);
+  EXPECT_THAT(PlanSummary(plan), HasSubstr("gemm path block_as_mxfp8, an emulation, of "));
+  EXPECT_THAT(PlanSummary(plan), HasSubstr("sums are full; not yet run on a GPU"));
+  EXPECT_THAT(NumericsChange(own, NumericsOf(spec)),
+              HasSubstr("gemmPath was fp8_block and is block_as_mxfp8"));
+  const absl::StatusOr<ShardingPlan> back = ParsePlan(SerializePlan(plan));
+  ASSERT_TRUE(back.ok()) << back.status();
+  EXPECT_EQ(SerializePlan(*back), SerializePlan(plan));
+  const auto bytes_of = [](const ShardingPlan& of, std::string_view name) {
+    int64_t bytes = 0;
+    for (const ActivationSpec& scratch : of.inventory.units[UnitId(1)].workspace) {
+      bytes += scratch.name == name ? ElementCount(scratch.shape) : 0;
+    }
+    return bytes;
+  };
+  JobSpec mxfp8 = testing::RecipeSpecOf(Recipe::kMxFp8);
+  mxfp8.cpu_devices = false;
+  const ShardingPlan of_mxfp8 = RecipePlan(mxfp8, 2);
+  for (const char* name : {"q_input_scales", "q_gradient_scales", "q_input", "q_gradient"}) {
+    EXPECT_GT(bytes_of(plan, name), 0) << name;
+    EXPECT_EQ(bytes_of(plan, name), bytes_of(of_mxfp8, name)) << name;
+  }
+  spec.data.sequence_length = 20;
+  EXPECT_THAT(
+      std::string(
+          BuildShardingPlan({.spec = spec, .ranks = 1, .shared_memory = true}).status().message()),
+      HasSubstr("training.microBatch: expected times data.sequenceLength a multiple of 32"));
 }
 
 // A gemm of packed codes sums over one part of a cut matrix, whose rows are whole 16 bytes there.

@@ -72,7 +72,7 @@ std::string CapabilityText(const Needs& needs) {
       needs.that_major_alone ? absl::StrCat(" to ", needs.compute_major, ".9") : " or later");
 }
 
-// Of a GPU, for precision.emulation.
+// The emulations that a GPU may be allowed, as an entry of precision.emulation.
 std::string EmulationsText(Recipe recipe, const GemmDevice& device) {
   const Needs* const needs = std::ranges::find(kNeeds, GemmPath::kBlockAsMxFp8, &Needs::path);
   return recipe == Recipe::kFloat8Block && HasCapability(*needs, device)

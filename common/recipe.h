@@ -21,7 +21,7 @@ enum class Recipe : uint8_t {
   kNvFp4 = 5,        // nvfp4: 16 x 16, E4M3, with a second scale for the tensor
 };
 
-// How the gemms of quantized matrices are computed. On disk (plan proto): do not renumber.
+// Ways to compute the gemms of quantized matrices. On disk (plan proto): do not renumber.
 // Emulations run where a device has no gemms of the recipe's own, and are taken if the job allows
 // them.
 enum class GemmPath : uint8_t {

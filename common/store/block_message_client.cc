@@ -192,7 +192,7 @@ class BlockMemory::Pool {
   std::vector<std::byte*> spare_ ABSL_GUARDED_BY(mutex_);
 };
 
-// What the slice of a block's bytes owns.
+// The memory of one block, which the slice of its bytes owns.
 struct BlockMemory::Piece {
   std::shared_ptr<Pool> pool;
   std::byte* memory = nullptr;

@@ -71,7 +71,7 @@ class BlockMemory {
  public:
   BlockMemory();
 
-  // Of 1 to kStoreBlockBytes bytes. Reads them once: takes a copy and the checksum.
+  // A block of 1 to kStoreBlockBytes bytes, which are read once for the copy and the checksum.
   OutgoingBlock BlockOf(std::span<const std::byte> bytes, int64_t offset);
   // Blocks whose memory waits for its next use.
   size_t spare() const;

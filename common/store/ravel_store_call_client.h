@@ -59,10 +59,10 @@ struct StoreAddress {
   std::string Url(std::string_view path) const {
     return absl::StrCat(std::string(kRavelScheme), JoinPath(target, Path(path)));
   }
-  // That the process has to this address. FailedPrecondition for an address beyond this host
+  // The process's channel to this address. FailedPrecondition for an address beyond this host
   // without an identity.
   absl::StatusOr<std::shared_ptr<grpc::Channel>> Channel() const;
-  // On that channel; the same error.
+  // A stub on that channel; the same error.
   absl::StatusOr<std::unique_ptr<v1::Store::Stub>> Stub() const;
   // After a first try that failed so. FailedPrecondition: the store speaks TLS and this process has
   // no identity, so that no other try can do better. Takes a handshake, at most a second.

@@ -27,7 +27,7 @@ plan::Recipe RecipeOfGpus(const plan::JobSpec& spec) {
   if (spec.recipe.emulation.empty()) {
     return spec.recipe.recipe;
   }
-  // By gemms of another recipe's codes, or of none.
+  // The emulation takes gemms of another recipe's codes, or of none.
   return spec.recipe.emulation[0] == plan::GemmPath::kBlockAsMxFp8 ? plan::Recipe::kMxFp8
                                                                    : plan::Recipe::kNone;
 }

@@ -45,7 +45,7 @@ struct Forms<BlockAsMxFp8Scheme> {
   static constexpr ScaleForm kActivation = ScaleForm::kBlocks32;
   static constexpr ScaleForm kWeight = ScaleForm::kBlocks32;
 };
-// That a block has.
+// The number of scales that a block has.
 template <typename S>
 constexpr int64_t kScalesOfBlock = S::kEdge / CodesOfScale(Forms<S>::kWeight);
 

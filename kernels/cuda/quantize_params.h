@@ -20,7 +20,7 @@ enum QuantizeScheme : int32_t {
   kBlocksOfFp4 = 4,
   kBlocksOfFp4Stochastic = 5,  // activations alone
   kQuantizeSchemes = 6,
-  // Of blocks of codes and of placed scales alone: those of kBlocksOf128 for gemms of kBlocksOf32.
+  // Scales of kBlocksOf128 for gemms of kBlocksOf32; blocks of codes and placed scales alone.
   kBlocksOf128AsMxFp8 = kQuantizeSchemes,
 };
 constexpr int32_t QuantizeVariant(int32_t scheme, bool vectors) {

@@ -75,7 +75,7 @@ int32_t SchemeOf(Recipe recipe) {
   }
 }
 
-// Of codes with scales for gemms.
+// The variant for codes with scales for gemms.
 int32_t SchemeOfBlocks(Recipe recipe, bool as_mxfp8) {
   CHECK(!as_mxfp8 || recipe == Recipe::kFloat8Block);
   return as_mxfp8 ? static_cast<int32_t>(kBlocksOf128AsMxFp8) : SchemeOf(recipe);

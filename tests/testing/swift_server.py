@@ -6,8 +6,10 @@
 Below FOLDER, on a file system with user attributes, lie its devices, rings and configuration. Three servers keep accounts,
 containers and objects; proxies lead to them. `shipped` is Swift as it is: it answers writes with If-None-Match by 501.
 `conditional` passes the condition on to Swift's own PUT of objects, which honours it, one such PUT at a time; completions
-of uploads stay without it. `late` is the first with a clock that is an hour late. FOLDER/servers says for each server its port and process. A server that dies is started again
-at its port, whose socket this program holds, and has another process then. All end with this program.
+of uploads stay without it. `late` is the first with a clock that is an hour late. A proxy goes on to ask a server that failed:
+after ten failures it would leave it alone for a minute. FOLDER/servers says for each server its port and process. A server
+that dies is started again at its port, whose socket this program holds, and has another process then. All end with this
+program.
 """
 import ctypes
 import os
@@ -43,6 +45,7 @@ account_autocreate = true
 conn_timeout = 0.5
 node_timeout = 0.5
 recoverable_node_timeout = 0.5
+error_suppression_limit = 1000
 [filter:catch_errors]
 use = egg:swift#catch_errors
 [filter:gatekeeper]

@@ -68,9 +68,10 @@ absl::Status ApplyNamespace(const CommonOptions& common, LoadedJobFile& loaded) 
 }
 
 // Both what the parser and what the rules found, in the order of the file.
-absl::StatusOr<CanonicalJob> Check(const LoadedJobFile& loaded, PathScope paths) {
+std::vector<JobViolation> Judge(const LoadedJobFile& loaded,
+                                PathScope paths,
+                                CanonicalJob& canonical) {
   std::vector<JobViolation> violations = loaded.parsed.violations;
-  CanonicalJob canonical;
   if (violations.empty() || violations[0].path != "") {  // else: no document at all
     canonical = CanonicalizeHere(loaded.parsed.job, paths);
     for (const JobViolation& violation : canonical.violations) {
@@ -84,11 +85,18 @@ absl::StatusOr<CanonicalJob> Check(const LoadedJobFile& loaded, PathScope paths)
       }
     }
   }
+  LocateViolations(loaded.parsed.positions, violations);
+  return violations;
+}
+
+// The same, said.
+absl::StatusOr<CanonicalJob> Check(const LoadedJobFile& loaded, PathScope paths) {
+  CanonicalJob canonical;
+  const std::vector<JobViolation> violations = Judge(loaded, paths, canonical);
   for (const std::string& warning : canonical.warnings) {
     Say(absl::StrCat(loaded.origin, ": warning: ", warning));
   }
   if (!violations.empty()) {
-    LocateViolations(loaded.parsed.positions, violations);
     SayViolations(loaded.origin, violations);
     return Invalid(loaded.origin, violations.size());
   }
@@ -149,6 +157,12 @@ absl::StatusOr<CanonicalJob> LoadJobFile(const std::string& file,
   ASSIGN_OR_RETURN(LoadedJobFile loaded, Load(file));
   change(loaded.parsed.job);
   return Check(loaded, paths);
+}
+
+bool IsValidJobFile(const std::string& file, PathScope paths) {
+  const absl::StatusOr<LoadedJobFile> loaded = Load(file);
+  CanonicalJob canonical;
+  return loaded.ok() && Judge(*loaded, paths, canonical).empty();
 }
 
 int RunSubmit(const CommonOptions& common, const SubmitOptions& options) {

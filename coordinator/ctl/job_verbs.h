@@ -32,5 +32,7 @@ absl::StatusOr<CanonicalJob> LoadJobFile(const std::string& file, PathScope path
 absl::StatusOr<CanonicalJob> LoadJobFile(const std::string& file,
                                          PathScope paths,
                                          const std::function<void(v1::TrainingJob&)>& change);
+// True if the file by itself has no violations; says nothing.
+bool IsValidJobFile(const std::string& file, PathScope paths);
 
 }  // namespace ravel::ctl

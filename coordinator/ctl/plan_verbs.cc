@@ -177,7 +177,7 @@ absl::StatusOr<Planned> MakePlan(const PlanOptions& options) {
   if (!loaded.ok()) {
     // A job that is right by itself is refused for what the flag has changed of it.
     const bool by_flag =
-        !options.devices.empty() && LoadJobFile(options.file, PathScope::kModel).ok();
+        !options.devices.empty() && IsValidJobFile(options.file, PathScope::kModel);
     return by_flag ? Annotate(loaded.status(), absl::StrCat("--devices ", options.devices))
                    : loaded.status();
   }

@@ -312,5 +312,15 @@ TEST_F(PlanFile, MistakesAreNamed) {
   EXPECT_THAT(batch.err, HasSubstr("--devices 32xcpu: ")) << "the file itself is right";
 }
 
+// Though the file is judged twice: with what the flag has changed of it, and as it is.
+TEST_F(PlanFile, MistakesOfTheFileAreSaidOnce) {
+  const Ran ran = PlanWith({.file = Write("  precison: {recipe: mxfp8}\n"), .devices = "2xcpu"});
+  EXPECT_EQ(ran.exit_code, kExitUsage);
+  const size_t first = ran.err.find("precison");
+  ASSERT_NE(first, std::string::npos) << ran.err;
+  EXPECT_EQ(ran.err.find("precison", ran.err.find('\n', first)), std::string::npos) << ran.err;
+  EXPECT_THAT(ran.err, Not(HasSubstr("--devices 2xcpu: ")));
+}
+
 }  // namespace
 }  // namespace ravel::ctl

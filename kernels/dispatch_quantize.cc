@@ -4,9 +4,11 @@
 #include "common/check.h"
 #include "common/signed_size.h"
 #include "kernels/cpu/quantize.h"
+#include "kernels/cpu/weight_update.h"
 #include "kernels/cuda_host/ops.h"
 #include "kernels/operand_checks.h"
 #include "kernels/quantize.h"
+#include "kernels/weight_update.h"
 
 namespace ravel::kernels {
 namespace {
@@ -80,6 +82,7 @@ void QuantizeWeight(Stream& stream, const QuantizeWeightArgs& args) {
   CHECK_MSG(args.first_row >= 0, "a row is negative");
   CheckScales(args.scales, args.first_row + rows, columns);
   CheckCodes(args.codes, args.scales.recipe, rows, columns);
+  CheckWordIfPresent(args.unless, DType::kF32);
   cpu::QuantizeWeight(args);
 }
 
@@ -238,7 +241,7 @@ void UpdateDelayedScales(Stream& stream, const DelayedScalesArgs& args) {
   const int64_t slots = args.histories.size[0];
   CHECK_MSG(args.histories.size[1] > 0 && slots % kDelayedSlots == 0, "a history has a length");
   CheckMatrix(args.histories, slots, args.histories.size[1], DType::kF32);
-  CheckMatrix(args.scales, slots, 2, DType::kF32);
+  CheckMatrix(args.scales, slots, kDelayedWords, DType::kF32);
   CHECK(args.histories.contiguous() && args.scales.contiguous());
   CHECK_EQ(args.weight_amax.present(), args.activation_amax.present());
   if (args.weight_amax.present()) {
@@ -259,6 +262,41 @@ void LargestWords(Stream& stream, const LargestWordsArgs& args) {
   }
   CHECK(args.out.dtype == DType::kU32 && args.out.contiguous());
   cpu::LargestWords(args);
+}
+
+bool FitsWeightUpdate(const WeightUpdateArgs& args) {
+  constexpr int64_t kWidth = 4;
+  const ElementUpdateArgs& update = args.update.update;
+  bool fits = args.columns % kWidth == 0;
+  for (const TensorView& view :
+       {update.main_weight, update.g, update.m, update.v, args.target.codes}) {
+    const auto bytes = static_cast<uintptr_t>(kWidth * DTypeBytes(view.dtype));
+    fits = fits && reinterpret_cast<uintptr_t>(view.data) % bytes == 0;
+  }
+  return fits;
+}
+
+void WeightUpdate(Stream& stream, const WeightUpdateArgs& args) {
+  if (OnCuda(stream)) {
+    cuda::WeightUpdate(stream, args);
+    return;
+  }
+  const ElementUpdateArgs& update = args.update.update;
+  const WeightTarget& target = args.target;
+  const int64_t n = update.g.elements();
+  const int64_t rows = DivExact(n, args.columns);
+  CHECK_MSG(target.recipe != Recipe::kNone && target.first_row >= 0, "a recipe is expected");
+  CHECK_MSG(!update.weight.present() && update.table.pieces == nullptr, "a weight, or a table");
+  CheckFlat(update.main_weight, n);
+  CheckFlat(update.g, n, update.g.dtype);
+  CheckGrid(target.amax, plan::BlockEdge(target.recipe), target.first_row + rows, args.columns);
+  CheckWordIfPresent(target.whole_amax, DType::kU32);
+  if (target.codes.present()) {
+    CheckCodes(target.codes, target.recipe, rows, args.columns);
+    CHECK_MSG(target.encode.present() == (target.recipe == Recipe::kDelayed),
+              "a scale is expected");
+  }
+  cpu::WeightUpdate(args);
 }
 
 }  // namespace ravel::kernels

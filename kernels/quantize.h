@@ -50,7 +50,8 @@ struct QuantizeWeightArgs {
   TensorView from;  // [rows, columns] fp32, contiguous
   int64_t first_row = 0;
   WeightScales scales;
-  TensorView codes;  // [rows, columns / CodesPerByte] u8, contiguous
+  TensorView codes;        // [rows, columns / CodesPerByte] u8, contiguous
+  TensorView unless = {};  // fp32 [1]: where it is not 0, codes stay as they are
 };
 void QuantizeWeight(Stream& stream, const QuantizeWeightArgs& args);
 
@@ -203,12 +204,15 @@ void TransposeCodes(Stream& stream, const TransposeCodesArgs& args);
 // next one, or, where that is 0, follows from its amax; of each slot of which the amax is not 0 the
 // history drops its oldest entry and takes the amax; and the next scale is encode(history). Else
 // nothing changes. Amaxes of inputs and gradients are 0 afterwards in either case. With absent
-// amaxes (both) only the next scales follow from the histories. A block per slot.
+// amaxes (both) only the next scales follow from the histories. The third word of a weight's slot
+// says whether codes that the update before has cast by the next scale, if there was one, are those
+// of the scale now: 1, or 0 where there was none. A block per slot.
 inline constexpr int64_t kDelayedSlots = 3;
+inline constexpr int64_t kDelayedWords = 3;
 struct DelayedScalesArgs {
   TensorView weight_amax = {};      // u32 [domains]
   TensorView activation_amax = {};  // u32 [domains, 2]
-  TensorView scales;                // fp32 [3 * domains, 2]: of the codes, and the next
+  TensorView scales;                // fp32 [3 * domains, 3]: of the codes, the next, the third
   TensorView histories;             // fp32 [3 * domains, length], oldest first
   TensorView apply = {};
   int64_t margin = 0;   // binades, at most 8

@@ -107,6 +107,9 @@ void BlockAmax(const BlockAmaxArgs& args) {
 }
 
 void QuantizeWeight(const QuantizeWeightArgs& args) {
+  if (args.unless.present() && *args.unless.As<float>() != 0) {
+    return;
+  }
   const int64_t columns = args.from.size[1];
   const int64_t row_bytes = columns / plan::CodesPerByte(args.scales.recipe);
   ForEachWeightRow(args.scales,
@@ -479,12 +482,15 @@ void UpdateDelayedScales(const DelayedScalesArgs& args) {
     const int64_t domain = slot / kDelayedSlots;
     const int64_t of = slot % kDelayedSlots;
     auto* history = args.histories.As<float>() + slot * length;
-    auto* scales = args.scales.As<float>() + 2 * slot;
+    auto* scales = args.scales.As<float>() + kDelayedWords * slot;
     uint32_t amax = 0;
     if (args.weight_amax.present() && of == 0) {
       amax = args.weight_amax.As<uint32_t>()[domain];
     } else if (args.weight_amax.present()) {
       amax = std::exchange(args.activation_amax.As<uint32_t>()[2 * domain + of - 1], 0u);
+    }
+    if (of == 0) {
+      scales[2] = !append || scales[1] != 0 ? 1.0f : 0.0f;
     }
     if (append && of == 0) {
       const float first =

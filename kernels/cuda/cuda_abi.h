@@ -8,7 +8,7 @@
 
 namespace ravel::kernels::cuda {
 
-inline constexpr int32_t kCudaAbiVersion = 18;
+inline constexpr int32_t kCudaAbiVersion = 19;
 
 // Errors of NCCL: kNcclErrors plus an ncclResult_t, or kNcclOtherError; all below kNcclErrorsEnd.
 inline constexpr int32_t kNcclErrors = 15000;

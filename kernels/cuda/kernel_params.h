@@ -41,6 +41,7 @@ enum class Kernel : int32_t {
   kAdamW,
   kElementUpdate,
   kGroupedUpdate,
+  kWeightUpdate,
   kTreeAdd,
   kTreeSum,
   kReduceAdd,

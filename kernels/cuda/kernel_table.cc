@@ -9,12 +9,12 @@ namespace {
 std::vector<KernelEntry> JoinEntries() {
   std::vector<KernelEntry> all;
   for (const auto& part :
-       {NormKernels(),       HeadNormKernels(),  LayerNormKernels(),  ActivationKernels(),
-        GeluKernels(),       BiasKernels(),      RopeKernels(),       EmbeddingKernels(),
-        LossKernels(),       AdamWKernels(),     ReduceKernels(),     CastKernels(),
-        GemmKernels(),       AttentionKernels(), QuantizeKernels(),   TensorCodesKernels(),
-        BlockCodesKernels(), Fp4CodesKernels(),  WeightCodeKernels(), StatisticsKernels(),
-        StartKernels(),      PartKernels()}) {
+       {NormKernels(),       HeadNormKernels(),  LayerNormKernels(),   ActivationKernels(),
+        GeluKernels(),       BiasKernels(),      RopeKernels(),        EmbeddingKernels(),
+        LossKernels(),       AdamWKernels(),     ReduceKernels(),      CastKernels(),
+        GemmKernels(),       AttentionKernels(), QuantizeKernels(),    TensorCodesKernels(),
+        BlockCodesKernels(), Fp4CodesKernels(),  WeightCodeKernels(),  StatisticsKernels(),
+        StartKernels(),      PartKernels(),      WeightUpdateKernels()}) {
     all.insert(all.end(), part.begin(), part.end());
   }
   return all;

@@ -31,6 +31,7 @@ std::vector<KernelEntry> EmbeddingKernels();
 std::vector<KernelEntry> LossKernels();
 std::vector<KernelEntry> PartKernels();
 std::vector<KernelEntry> AdamWKernels();
+std::vector<KernelEntry> WeightUpdateKernels();
 std::vector<KernelEntry> ReduceKernels();
 std::vector<KernelEntry> CastKernels();
 std::vector<KernelEntry> GemmKernels();

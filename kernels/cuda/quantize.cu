@@ -228,7 +228,7 @@ __global__ void __launch_bounds__(kFlatThreads)
   const int64_t domain = int64_t{blockIdx.x} / kSlotsOfDomain;
   const int of = static_cast<int>(blockIdx.x % kSlotsOfDomain);
   float* history = p.histories + int64_t{blockIdx.x} * p.length;
-  float* scales = p.scales + 2 * int64_t{blockIdx.x};
+  float* scales = p.scales + kWordsOfSlot * int64_t{blockIdx.x};
   uint32_t* activation =
       p.weight_amax != nullptr && of != 0 ? p.activation_amax + 2 * domain + of - 1 : nullptr;
   uint32_t staged = 0;
@@ -264,6 +264,9 @@ __global__ void __launch_bounds__(kFlatThreads)
     amax = MaxOf(amax, largest[i]);
   }
   const bool ones = (p.choices & kOnesFirst) != 0;
+  if (of == 0) {
+    scales[2] = !applies || scales[1] != 0.0f ? 1.0f : 0.0f;
+  }
   if (applies && of == 0) {
     const float first =
         ones ? 1.0f : scalar::ScaleOf({.largest = scalar::kLargestE4M3Value}, staged);

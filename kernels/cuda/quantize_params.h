@@ -54,6 +54,7 @@ struct WeightScaleParams {
 struct QuantizeWeightParams {
   const float* from;
   uint8_t* codes;
+  const float* unless;  // null, or: where it is not 0, codes stay
   WeightScaleParams scales;
   int64_t first_row;
   int64_t rows;
@@ -174,6 +175,7 @@ struct PlaceScalesParams {
 };
 
 inline constexpr int kSlotsOfDomain = 3;
+inline constexpr int kWordsOfSlot = 3;
 inline constexpr int32_t kNewestAmax = 1;  // of a history alone
 inline constexpr int32_t kOnesFirst = 2;   // a scale without a history is 1
 

@@ -84,4 +84,23 @@ struct GroupedUpdateParams {
   StateForm v_form;
 };
 
+// Argument of kWeightUpdate, whose variant is the rule. Its pieces give the first index and the
+// site alone.
+struct WeightUpdateParams {
+  GroupedUpdateParams grouped;
+  uint32_t* amax;
+  uint32_t* whole_amax;  // null: none
+  uint8_t* codes;        // null: none
+  const float* encode;   // of codes with one scale; null: of those of blocks
+  int64_t first_row;
+  int64_t rows;
+  int64_t columns;
+  int64_t row_step;  // in global indices
+  int64_t grid_columns;
+  int32_t edge;           // 0: one block
+  uint32_t least;         // that an amax is set to at least
+  uint32_t decays;        // 0: without weight decay
+  int32_t bf16_gradient;  // 0: fp32
+};
+
 }  // namespace ravel::kernels::cuda

@@ -109,6 +109,9 @@ __global__ void __launch_bounds__(kFlatThreads)
     QuantizeWeightKernel(const __grid_constant__ QuantizeWeightParams p) {
   using Codes = typename S::Codes;
   constexpr int kBytes = kWidth / Codes::kPerByte;
+  if (p.unless != nullptr && *p.unless != 0.0f) {
+    return;
+  }
   const float tensor = TensorScalesOf<S>(p.scales).encode;
   const int64_t per_row = p.columns / kWidth;
   const int64_t step = int64_t{gridDim.x} * kFlatThreads;

@@ -29,6 +29,7 @@
 #include "kernels/step_statistics.h"
 #include "kernels/tree_reduce.h"
 #include "kernels/vocabulary_loss.h"
+#include "kernels/weight_update.h"
 
 namespace ravel::kernels::cuda {
 
@@ -64,6 +65,7 @@ int64_t PrepareAttention(Stream& stream, const AttentionBackwardArgs& args);
 void AdamWUpdate(Stream& stream, const AdamWArgs& args);
 void ElementUpdate(Stream& stream, const ElementUpdateArgs& args);
 void GroupedUpdate(Stream& stream, const GroupedUpdateArgs& args);
+void WeightUpdate(Stream& stream, const WeightUpdateArgs& args);
 void TreeAdd(Stream& stream, const TreeAddArgs& args);
 void TreeSum(Stream& stream, const TreeSumArgs& args);
 void ReduceAdd(Stream& stream, const ReduceAddArgs& args);

@@ -187,6 +187,75 @@ void GroupedUpdate(Stream& stream, const GroupedUpdateArgs& args) {
          params);
 }
 
+namespace {
+
+// The grid reaches this rank's rows at least; a recipe without blocks has one word.
+void RequireTarget(const WeightTarget& target, int64_t rows, int64_t columns) {
+  const int64_t edge = plan::BlockEdge(target.recipe);
+  CHECK_MSG(target.recipe != plan::Recipe::kNone, "a recipe is expected");
+  CHECK_MSG(target.amax.present() && target.amax.dtype == DType::kU32, "an amax is u32");
+  if (edge == 0) {
+    CHECK_MSG(target.amax.elements() == 1, "one amax is expected");
+  } else {
+    CHECK_MSG(target.amax.size[1] == DivCeil(columns, edge) &&
+                  target.amax.size[0] >= DivCeil(target.first_row + rows, edge),
+              "wrong grid of blocks");
+  }
+  if (target.codes.present()) {
+    CHECK_MSG(target.recipe == plan::Recipe::kDelayed || target.recipe == plan::Recipe::kMxFp8 ||
+                  target.recipe == plan::Recipe::kFloat8Block,
+              "scales of this recipe follow from other ranks");
+    RequireMatrix(target.codes, rows, columns, DType::kU8);
+    CHECK_MSG(target.codes.contiguous(), "codes are contiguous");
+    CHECK_MSG(target.encode.present() == (edge == 0), "a scale, or scales of blocks");
+  }
+}
+
+}  // namespace
+
+void WeightUpdate(Stream& stream, const WeightUpdateArgs& args) {
+  LaunchStream& on = LaunchStreamOf(stream);
+  const ElementUpdateArgs& update = args.update.update;
+  const WeightTarget& target = args.target;
+  const int64_t n = update.g.elements();
+  const int64_t rows = DivExact(n, args.columns);
+  RequireMainWeight(update, n);
+  RequireFloat(update.g);
+  CHECK_MSG(!update.weight.present() && update.table.pieces == nullptr, "a weight, or a table");
+  RequireTarget(target, rows, args.columns);
+  CHECK_MSG(FitsWeightUpdate(args), "accesses of four elements do not fit");
+  if (n == 0) {
+    return;
+  }
+  const int64_t edge = plan::BlockEdge(target.recipe);
+  WeightUpdateParams params = {};
+  params.grouped.update = ParamsOf(update, n);
+  params.grouped.m_form = FormOf(update.m, args.update.m_scales, n);
+  params.grouped.v_form =
+      update.v.present() ? FormOf(update.v, args.update.v_scales, n) : StateForm::kF32;
+  params.grouped.m_scales = args.update.m_scales.As<uint8_t>();
+  params.grouped.v_scales = args.update.v_scales.As<uint8_t>();
+  params.amax = target.amax.As<uint32_t>();
+  params.whole_amax = target.whole_amax.As<uint32_t>();
+  params.codes = target.codes.As<uint8_t>();
+  params.encode = target.codes.present() ? target.encode.As<float>() : nullptr;
+  params.first_row = target.first_row;
+  params.rows = rows;
+  params.columns = args.columns;
+  params.row_step = args.row_step;
+  params.grid_columns = edge == 0 ? 1 : target.amax.row_stride;
+  params.edge = static_cast<int32_t>(edge);
+  params.least = std::bit_cast<uint32_t>(target.epsilon);
+  params.decays = args.decays ? 1 : 0;
+  params.bf16_gradient = update.g.dtype == DType::kBF16 ? 1 : 0;
+  const int64_t tile_rows = std::max(edge, int64_t{kAmaxRows});
+  const int64_t tiles = (DivCeil(rows, tile_rows) + 1) * DivCeil(args.columns, kUpdateGroup);
+  on.Run({.kernel = Kernel::kWeightUpdate,
+          .variant = static_cast<int32_t>(update.rule),
+          .grid = {FlatGrid(on, tiles * kFlatThreads), 1, 1}},
+         params);
+}
+
 void TreeAdd(Stream& stream, const TreeAddArgs& args) {
   LaunchStream& on = LaunchStreamOf(stream);
   const int64_t n = args.out.elements();

@@ -17,7 +17,6 @@ namespace {
 
 using plan::Recipe;
 
-constexpr int64_t kWarpsPerBlock = kFlatThreads / kWarpThreads;
 constexpr int64_t kVectorBytes = 32;  // eight elements of fp32
 
 void RequireWord(const TensorView& view, DType dtype) {
@@ -139,6 +138,7 @@ void QuantizeWeight(Stream& stream, const QuantizeWeightArgs& args) {
   CHECK_MSG(args.from.contiguous() && args.first_row >= 0, "contiguous rows are expected");
   const WeightScaleParams scales = ScalesOf(args.scales, args.first_row + rows, columns);
   RequireCodes(args.codes, recipe, rows, columns);
+  RequireWordIfPresent(args.unless, DType::kF32);
   if (rows == 0 || columns == 0) {
     return;
   }
@@ -149,6 +149,7 @@ void QuantizeWeight(Stream& stream, const QuantizeWeightArgs& args) {
           .grid = {FlatGrid(on, rows * columns / width), 1, 1}},
          QuantizeWeightParams{.from = args.from.As<float>(),
                               .codes = args.codes.As<uint8_t>(),
+                              .unless = args.unless.As<float>(),
                               .scales = scales,
                               .first_row = args.first_row,
                               .rows = rows,
@@ -537,14 +538,14 @@ void PlaceScales(Stream& stream, const PlaceScalesArgs& args) {
              .turned = turned ? 1 : 0});
 }
 
-static_assert(kSlotsOfDomain == kDelayedSlots);
+static_assert(kSlotsOfDomain == kDelayedSlots && kWordsOfSlot == kDelayedWords);
 
 void UpdateDelayedScales(Stream& stream, const DelayedScalesArgs& args) {
   const int64_t slots = args.histories.size[0];
   const int64_t length = args.histories.size[1];
   CHECK_MSG(length > 0 && slots % kDelayedSlots == 0, "a history has a length");
   RequireMatrix(args.histories, slots, length, DType::kF32);
-  RequireMatrix(args.scales, slots, 2, DType::kF32);
+  RequireMatrix(args.scales, slots, kDelayedWords, DType::kF32);
   CHECK(args.histories.contiguous() && args.scales.contiguous());
   CHECK_EQ(args.weight_amax.present(), args.activation_amax.present());
   if (args.weight_amax.present()) {

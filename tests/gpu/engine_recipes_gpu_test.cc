@@ -262,6 +262,45 @@ TEST_P(GpuRecipes, CodesAmaxesAndScalesAreThoseOfTheCpu) {
   EXPECT_EQ(cpu, QuantAfter(alone, 2, true));
 }
 
+// What an update makes of codes, in its own kernel, is what QuantizeWeight makes of the new
+// weights.
+TEST_P(GpuRecipes, CodesOfAStepAreThoseOfARefresh) {
+  RecordArgs args = Steps({.width = 2});
+  args.last_step = 1;
+  QuantRecord first;
+  QuantRecord left;
+  QuantRecord made;
+  Mutex mutex;
+  const auto body = [&](RankEngine& engine, int rank) -> absl::Status {
+    Recording unused;
+    RETURN_IF_ERROR(RunRank(args, engine, rank, unused));
+    {
+      MutexLock lock(mutex);
+      RETURN_IF_ERROR(AddQuantState(engine, first));
+    }
+    for (const int64_t step : {1, 2}) {
+      RETURN_IF_ERROR(engine.IssueStep(step));
+      RETURN_IF_ERROR(engine.ReadStep().status());
+    }
+    MutexLock lock(mutex);
+    RETURN_IF_ERROR(AddQuantState(engine, left));
+    ASSIGN_OR_RETURN(const kernels::CudaMemory scratch,
+                     gpu().AllocateDevice(kernels::cuda::kScratchBytes));
+    ASSIGN_OR_RETURN(const auto stream,
+                     gpu().MakeStream(kernels::CudaGpu::Priority::kNormal, scratch.data()));
+    for (const shard::ParameterGroup& group : engine.groups()) {
+      engine.quant()->Quantize(*stream, group.quant_pieces());
+    }
+    RETURN_IF_ERROR(stream->Synchronize());
+    return AddQuantState(engine, made);
+  };
+  ASSERT_EQ(RunLocalRanks({.spec = args.spec, .ranks = args.ranks, .body = body, .gpu = &gpu()}),
+            absl::OkStatus());
+  EXPECT_GT(left.codes.size(), 0u);
+  EXPECT_NE(left.codes, first.codes);
+  EXPECT_EQ(left, made);
+}
+
 // Also after steps of their own, on any number of ranks.
 TEST_P(GpuRecipes, CodesAndScalesDoNotDependOnTheNumberOfRanks) {
   const QuantRecord one = QuantAfter(Steps(), 3, true);

@@ -264,7 +264,7 @@ TEST_F(GpuQuantizeTest, DelayedScalesAreThoseOfTheCpu) {
   constexpr int64_t kDomains = 3;
   for (const int64_t length : {int64_t{1}, int64_t{5}, int64_t{256}, int64_t{1024}}) {
     TwinMatrix histories(DType::kF32, 3 * kDomains, length);
-    TwinMatrix scales(DType::kF32, 3 * kDomains, 2);
+    TwinMatrix scales(DType::kF32, 3 * kDomains, kDelayedWords);
     TwinMatrix weights(DType::kU32, 1, kDomains);
     TwinMatrix activations(DType::kU32, kDomains, 2);
     TwinMatrix apply(DType::kI32, 1, 1);

@@ -255,7 +255,7 @@ TEST(QuantizeActivation, ZerosStayZerosAndTinyValuesAreFinite) {
 // One domain, and what is known of its slots.
 struct DelayedSlots {
   std::array<uint32_t, 3> amax = {};  // weight, then input and gradient
-  std::array<float, 6> scales = {};
+  std::array<float, 9> scales = {};
   std::vector<float> histories = std::vector<float>(9, 0.0f);
   int32_t apply = 1;
   bool newest = false;
@@ -270,7 +270,7 @@ struct DelayedSlots {
     UpdateDelayedScales(stream,
                         {.weight_amax = Word(amax[0], DType::kU32),
                          .activation_amax = activation,
-                         .scales = MatrixView(scales.data(), 3, 2),
+                         .scales = MatrixView(scales.data(), 3, kDelayedWords),
                          .histories = MatrixView(histories.data(), 3, 3),
                          .apply = Word(apply, DType::kI32),
                          .newest = newest,
@@ -312,6 +312,43 @@ TEST(DelayedScales, FollowTheirHistories) {
   EXPECT_EQ(slots.After(bits(kInfinity)), 0.0f);
 }
 
+// What an update casts by the next scale stays; where there is none, it casts nothing.
+TEST(DelayedScales, SayWhetherAnUpdateHasCastByThem) {
+  const auto bits = [](float x) { return std::bit_cast<uint32_t>(x); };
+  DelayedSlots slots;
+  slots.After(bits(4.0f));
+  EXPECT_EQ(slots.scales[2], 0.0f) << "an update knew no scale";
+  slots.After(bits(4.0f));
+  EXPECT_EQ(slots.scales[2], 1.0f);
+  slots.histories.assign(9, 0.0f);
+  slots.scales[1] = 0;
+  slots.apply = 0;
+  slots.After(bits(4.0f));
+  EXPECT_EQ(slots.scales[2], 1.0f) << "nothing has changed";
+  slots.apply = 1;
+  slots.After(bits(4.0f));
+  EXPECT_EQ(slots.scales[2], 0.0f);
+
+  float weights[4] = {1, 2, 3, 4};
+  uint8_t codes[4] = {9, 9, 9, 9};
+  float encode = 1;
+  float unless = 1;
+  TensorView bytes = MatrixView(nullptr, 1, 4);
+  bytes.dtype = DType::kU8;
+  bytes.data = codes;
+  CpuStream stream;
+  const QuantizeWeightArgs args = {
+      .from = MatrixView(weights, 1, 4),
+      .scales = {.recipe = Recipe::kDelayed, .encode = Word(encode, DType::kF32)},
+      .codes = bytes,
+      .unless = Word(unless, DType::kF32)};
+  QuantizeWeight(stream, args);
+  EXPECT_EQ(codes[0], 9);
+  unless = 0;
+  QuantizeWeight(stream, args);
+  EXPECT_EQ(codes[0], 0x38);
+}
+
 TEST(DelayedScales, MayFollowTheNewestAmaxAlone) {
   const auto bits = [](float x) { return std::bit_cast<uint32_t>(x); };
   DelayedSlots slots;
@@ -327,7 +364,8 @@ TEST(DelayedScales, MayBeOneWithoutAHistory) {
   DelayedSlots slots;
   slots.ones = true;
   EXPECT_EQ(slots.After(bits(4.0f)), 112.0f);
-  EXPECT_EQ(slots.scales, (std::array<float, 6>{1, 112, 0, 1, 0, 1})) << "casts of the first step";
+  EXPECT_EQ(slots.scales, (std::array<float, 9>{1, 112, 0, 0, 1, 0, 0, 1, 0}))
+      << "casts of the first step";
   EXPECT_EQ(slots.After(bits(4.0f)), 112.0f);
   EXPECT_EQ(slots.scales[0], 112.0f);
 }
@@ -337,8 +375,8 @@ TEST(DelayedScales, StagedAmaxesAreTakenOnceAndSkippedStepsDropThem) {
   slots.amax = {0, std::bit_cast<uint32_t>(2.0f), std::bit_cast<uint32_t>(4.0f)};
   slots.Update();
   EXPECT_EQ(slots.amax, (std::array<uint32_t, 3>{}));
-  EXPECT_EQ(slots.scales[3], 224.0f);
-  EXPECT_EQ(slots.scales[5], 14336.0f) << "gradients are E5M2";
+  EXPECT_EQ(slots.scales[4], 224.0f);
+  EXPECT_EQ(slots.scales[7], 14336.0f) << "gradients are E5M2";
   EXPECT_EQ(slots.History(1), (std::vector<float>{0, 0, 2}));
   EXPECT_EQ(slots.History(2), (std::vector<float>{0, 0, 4}));
   slots.apply = 0;
@@ -354,15 +392,15 @@ TEST(DelayedScales, WithoutAmaxesFollowTheHistoriesAlone) {
   slots.scales[0] = 3;
   CpuStream stream;
   UpdateDelayedScales(stream,
-                      {.scales = MatrixView(slots.scales.data(), 3, 2),
+                      {.scales = MatrixView(slots.scales.data(), 3, kDelayedWords),
                        .histories = MatrixView(slots.histories.data(), 3, 3)});
-  EXPECT_EQ(slots.scales, (std::array<float, 6>{3, 224, 0, 0, 0, 7168}));
+  EXPECT_EQ(slots.scales, (std::array<float, 9>{3, 224, 1, 0, 0, 0, 0, 7168, 0}));
   EXPECT_EQ(slots.histories, (std::vector<float>{0, 1, 2, 0, 0, 0, 8, 4, 2}));
   UpdateDelayedScales(stream,
-                      {.scales = MatrixView(slots.scales.data(), 3, 2),
+                      {.scales = MatrixView(slots.scales.data(), 3, kDelayedWords),
                        .histories = MatrixView(slots.histories.data(), 3, 3),
                        .margin = 2});
-  EXPECT_EQ(slots.scales, (std::array<float, 6>{3, 56, 0, 0, 0, 1792}));
+  EXPECT_EQ(slots.scales, (std::array<float, 9>{3, 56, 1, 0, 0, 0, 0, 1792, 0}));
 }
 
 TEST(LargestWords, OrdersBitsAsIntegers) {

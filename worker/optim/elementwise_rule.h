@@ -2,7 +2,7 @@
 
 #include <cstdint>
 
-#include "kernels/element_update.h"
+#include "kernels/grouped_update.h"
 #include "worker/optim/update_rule.h"
 
 namespace ravel::optim {
@@ -16,8 +16,13 @@ class ElementwiseRule final : public UpdateRule {
 
   kernels::UpdateHyper hyper() const override { return hyper_; }
   void Update(kernels::Stream& stream, const GroupUpdate& update) const override;
+  kernels::WeightUpdateArgs WeightUpdateOf(const GroupUpdate& update,
+                                           const kernels::UpdatePiece& at,
+                                           int64_t columns) const override;
 
  private:
+  kernels::GroupedUpdateArgs ArgsOf(const GroupUpdate& update) const;
+
   const kernels::ElementRule rule_;
   const kernels::UpdateHyper hyper_;
   const uint64_t seed_;

@@ -117,7 +117,7 @@ std::vector<OffloadChunk> CutIntoChunks(plan::GroupId group,
 
 void VisitPiecesOf(const shard::ParameterGroup& group,
                    const kernels::PieceTable& pieces,
-                   const shard::StepActions::VisitUpdated& visit) {
+                   const VisitUpdated& visit) {
   if (pieces.count == 0) {
     return;
   }

@@ -42,11 +42,13 @@ struct ScaleCuts {
   int64_t widest = 0;
 };
 ScaleCuts ScaleCutsOf(const shard::ParameterGroup& group);
+using VisitUpdated =
+    std::function<void(const quant::QuantPiece& piece, int64_t first, int64_t count)>;
 // Calls `visit` with the elements of quantized pieces of a group that lie in its update pieces,
 // which are of host memory and in order.
 void VisitPiecesOf(const shard::ParameterGroup& group,
                    const kernels::PieceTable& pieces,
-                   const shard::StepActions::VisitUpdated& visit);
+                   const VisitUpdated& visit);
 // The ranges that a chunk's update reads and writes, of memory for which `holds` is true.
 std::vector<std::span<std::byte>> MemoryOf(const shard::ParameterGroup& group,
                                            const OffloadChunk& chunk,

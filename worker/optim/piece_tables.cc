@@ -39,6 +39,34 @@ std::vector<kernels::UpdatePiece> PiecesOf(const plan::ShardingPlan& plan,
   return pieces;
 }
 
+// Groups of state that columns of another rank cut do not begin where a row's do here.
+std::vector<kernels::UpdatePiece> WeightsOf(const plan::ShardingPlan& plan,
+                                            const shard::ParameterGroup& group) {
+  std::vector<kernels::UpdatePiece> weights;
+  if (!group.layout().trainable || group.recipe() == plan::Recipe::kNone) {
+    return weights;
+  }
+  const std::vector<plan::OwnedPiece>& scales = group.scale_pieces();
+  for (size_t i = 0; i < group.pieces().size(); ++i) {
+    const plan::OwnedPiece& piece = group.pieces()[i];
+    const plan::TensorSpec& tensor = plan.inventory.tensors[piece.tensor];
+    const bool whole_rows = piece.item.length[1] == tensor.shape[1];
+    const bool whole_groups = piece.item.length[1] % plan::kStateGroup == 0 &&
+                              piece.item.offset[1] % plan::kStateGroup == 0;
+    if (!scales.empty() && !whole_rows && !whole_groups) {
+      return {};
+    }
+    weights.push_back({.offset = piece.shard_offset,
+                       .elements = piece.elements(),
+                       .first_index = piece.elements() > 0 ? piece.IndexOf(tensor.shape, 0) : 0,
+                       .site = tensor.site,
+                       .decays = tensor.decay ? 1u : 0u,
+                       .row = tensor.shape[1],
+                       .first_scale = scales.empty() ? 0 : scales[i].shard_offset});
+  }
+  return weights;
+}
+
 }  // namespace
 
 void PieceTables::Append(const std::vector<kernels::UpdatePiece>& pieces) {
@@ -71,6 +99,7 @@ absl::StatusOr<PieceTables> PieceTables::OnDevice(const plan::ShardingPlan& plan
   PieceTables made;
   for (const shard::ParameterGroup& group : groups) {
     made.Append(kernels::CutForBlocks(PiecesOf(plan, group)));
+    made.weights_.push_back(WeightsOf(plan, group));
   }
   made.host_.push_back({});  // as on a host
   const auto bytes = std::as_bytes(std::span<const kernels::UpdatePiece>(made.host_));

@@ -3,6 +3,7 @@
 // The pieces that a rank updates, as tables that kernels read: made once, when a plan is bound.
 
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include "common/plan/sharding_plan.h"
@@ -28,6 +29,11 @@ class PieceTables {
                                               kernels::CudaGpu& gpu);
 
   kernels::PieceTable of(plan::GroupId group) const { return tables_[group]; }
+  // On a device, of a group with a recipe: its quantized pieces, in their order, each as rows that
+  // are `row` global indices apart, if an update can take each of them as a matrix; else none.
+  std::span<const kernels::UpdatePiece> weights(plan::GroupId group) const {
+    return weights_[group];
+  }
   // Device memory beside the arena.
   int64_t device_bytes() const { return device_.bytes(); }
 
@@ -41,6 +47,7 @@ class PieceTables {
   std::vector<kernels::UpdatePiece> host_;
   kernels::CudaMemory device_;
   plan::IdVector<plan::GroupId, kernels::PieceTable> tables_;
+  plan::IdVector<plan::GroupId, std::vector<kernels::UpdatePiece>> weights_;
 };
 
 }  // namespace ravel::optim

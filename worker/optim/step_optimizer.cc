@@ -171,21 +171,47 @@ void StepOptimizer::ApplyInParts(const shard::ParameterGroup& group,
   }
 }
 
+bool StepOptimizer::UpdateWeights(kernels::Stream& stream,
+                                  const GroupUpdate& update,
+                                  const QuantizedUpdate& quantized) const {
+  const std::vector<quant::QuantPiece>& pieces = update.group.quant_pieces();
+  const std::span<const kernels::UpdatePiece> weights = args_.pieces.weights(update.group.index());
+  if (weights.size() != pieces.size()) {
+    return false;
+  }
+  std::vector<kernels::WeightUpdateArgs> calls;
+  for (size_t i = 0; i < pieces.size(); ++i) {
+    calls.push_back(
+        args_.rule->WeightUpdateOf(update, weights[i], pieces[i].main_weight.columns()));
+    calls.back().target.codes = pieces[i].codes;
+    if (!kernels::FitsWeightUpdate(calls.back())) {
+      return false;
+    }
+  }
+  for (size_t i = 0; i < pieces.size(); ++i) {
+    calls[i].target = quantized.target(pieces[i]);
+    kernels::WeightUpdate(stream, calls[i]);
+  }
+  return true;
+}
+
 absl::Status StepOptimizer::Apply(kernels::Stream& stream,
                                   const shard::ParameterGroup& group,
-                                  const VisitUpdated& updated) {
+                                  const QuantizedUpdate& quantized) {
   const int64_t elements = group.shard_elements();
   const bool on_host = args_.statistics.known_at_once();
-  const bool visits = updated != nullptr && (!on_host || decision_.apply);
+  const bool visits = quantized.visit != nullptr && (!on_host || decision_.apply);
+  const auto operands = [&](kernels::PieceTable pieces) -> GroupUpdate {
+    return {.group = group,
+            .stored = group.StoredAt(0, elements),
+            .gradient = VectorView(group.optimizer_gradient(), elements),
+            .pieces = pieces,
+            .outcome = args_.statistics.outcome()};
+  };
   const auto update = [&](kernels::PieceTable pieces) {
-    args_.rule->Update(stream,
-                       {.group = group,
-                        .stored = group.StoredAt(0, elements),
-                        .gradient = VectorView(group.optimizer_gradient(), elements),
-                        .pieces = pieces,
-                        .outcome = args_.statistics.outcome()});
+    args_.rule->Update(stream, operands(pieces));
     if (visits && on_host) {
-      VisitPiecesOf(group, pieces, updated);
+      VisitPiecesOf(group, pieces, quantized.visit);
     }
   };
   if (args_.offload != nullptr && args_.offload->Offloads(group.index())) {
@@ -199,10 +225,14 @@ absl::Status StepOptimizer::Apply(kernels::Stream& stream,
     ApplyInParts(group, update);
     return absl::OkStatus();
   }
-  update(args_.pieces.of(group.index()));
+  const kernels::PieceTable pieces = args_.pieces.of(group.index());
+  if (visits && UpdateWeights(stream, operands(pieces), quantized)) {
+    return absl::OkStatus();
+  }
+  update(pieces);
   if (visits) {
     for (const quant::QuantPiece& piece : group.quant_pieces()) {
-      updated(piece, 0, piece.main_weight.elements());
+      quantized.visit(piece, 0, piece.main_weight.elements());
     }
   }
   return absl::OkStatus();
@@ -217,13 +247,13 @@ absl::Status StepOptimizer::ReadMainWeights(plan::GroupId group,
 
 absl::Status StepOptimizer::UpdateGroup(kernels::Stream& stream,
                                         plan::GroupId group,
-                                        const VisitUpdated& updated) {
+                                        const QuantizedUpdate& quantized) {
   const shard::ParameterGroup& owner = args_.groups[group];
   if (!NormsDue(step_)) {
-    return Apply(stream, owner, updated);
+    return Apply(stream, owner, quantized);
   }
   absl::Status applied;
-  RETURN_IF_ERROR(norms_.Measure(owner, [&] { applied = Apply(stream, owner, updated); }));
+  RETURN_IF_ERROR(norms_.Measure(owner, [&] { applied = Apply(stream, owner, quantized); }));
   return applied;
 }
 

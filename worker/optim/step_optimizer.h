@@ -86,7 +86,7 @@ class StepOptimizer final : public shard::StepActions {
   absl::Status Decide(kernels::Stream& stream) override;
   absl::Status UpdateGroup(kernels::Stream& stream,
                            plan::GroupId group,
-                           const VisitUpdated& updated) override;
+                           const QuantizedUpdate& quantized) override;
   void OffloadGradient(plan::GroupId group) override;
   absl::Status ReadMainWeights(plan::GroupId group,
                                std::span<const quant::QuantPiece> pieces,
@@ -126,11 +126,16 @@ class StepOptimizer final : public shard::StepActions {
   // Without tokens, for the step that begins or is under way.
   kernels::StatisticsHeader MakeHeader() const;
   double LearningRateOf(int64_t step) const;
+  // Gives the updates of a quantized group's pieces to a device's stream, each with its amaxes and
+  // codes; false, and nothing, where these do not lie as that needs it.
+  bool UpdateWeights(kernels::Stream& stream,
+                     const GroupUpdate& update,
+                     const QuantizedUpdate& quantized) const;
   // Gives the update of a group to the stream, of an offloaded one part by part.
   absl::Status Apply(kernels::Stream& stream,
                      const shard::ParameterGroup& group,
-                     const VisitUpdated& updated);
-  // Updates on a host, in parts of which `updated` finds the weights in the caches.
+                     const QuantizedUpdate& quantized);
+  // Updates on a host, in parts of which visitors find the weights in the caches.
   void ApplyInParts(const shard::ParameterGroup& group,
                     const std::function<void(kernels::PieceTable)>& update);
   // The step that was begun first and not followed, by what was recorded of it.

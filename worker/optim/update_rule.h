@@ -9,6 +9,7 @@
 #include "kernels/step_statistics.h"
 #include "kernels/stream.h"
 #include "kernels/update.h"
+#include "kernels/weight_update.h"
 #include "worker/optim/update_settings.h"
 #include "worker/shard/parameter_group.h"
 
@@ -37,6 +38,11 @@ class UpdateRule {
   virtual kernels::UpdateHyper hyper() const = 0;
   // Gives the update to the stream: one call of a kernel, however many tensors the group has.
   virtual void Update(kernels::Stream& stream, const GroupUpdate& update) const = 0;
+  // The update of one quantized piece of the group alone, for kernels::WeightUpdate, without its
+  // target: `at` is of PieceTables::weights, `columns` the length of its rows here.
+  virtual kernels::WeightUpdateArgs WeightUpdateOf(const GroupUpdate& update,
+                                                   const kernels::UpdatePiece& at,
+                                                   int64_t columns) const = 0;
 };
 
 // The rule of an optimizer. `seed` keys the rounding of states.

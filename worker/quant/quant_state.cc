@@ -19,7 +19,8 @@ namespace {
 
 using plan::QuantSlot;
 
-static_assert(plan::kSlotsPerDomain == kernels::kDelayedSlots);
+static_assert(plan::kSlotsPerDomain == kernels::kDelayedSlots &&
+              plan::kScalesPerSlot == kernels::kDelayedWords);
 
 TensorView Words(uint32_t* words, int64_t rows, int64_t columns) {
   TensorView view = MatrixView(nullptr, rows, columns);
@@ -76,7 +77,7 @@ TensorView QuantState::GridOf(const plan::QuantTensor& of) const {
 
 float* QuantState::CastScale(int64_t slot) const {
   CHECK(slot >= 0 && slot < layout_.slots);
-  return memory_.delayed_scales + 2 * slot;
+  return memory_.delayed_scales + kernels::kDelayedWords * slot;
 }
 
 float* QuantState::NextScale(int64_t slot) const {
@@ -189,9 +190,8 @@ kernels::DelayedScalesArgs QuantState::DelayedScales() const {
   }
   return {.weight_amax = Words(memory_.amax, 1, domains),
           .activation_amax = Words(memory_.amax + domains, domains, 2),
-          .scales = MatrixView(memory_.delayed_scales, layout_.slots, 2),
-          .histories = MatrixView(
-              memory_.delayed_scales + 2 * layout_.slots, layout_.slots, memory_.history),
+          .scales = MatrixView(memory_.delayed_scales, layout_.slots, kernels::kDelayedWords),
+          .histories = MatrixView(histories(), layout_.slots, memory_.history),
           .apply = {},
           .margin = memory_.margin,
           .newest = memory_.algorithm == plan::AmaxAlgorithm::kMostRecent,
@@ -215,13 +215,20 @@ void QuantState::FinishLoad(kernels::Stream& stream) {
   }
 }
 
-void QuantState::Quantize(kernels::Stream& stream, std::span<const QuantPiece> pieces) const {
+void QuantState::Quantize(kernels::Stream& stream,
+                          std::span<const QuantPiece> pieces,
+                          bool encoded) const {
   for (const QuantPiece& piece : pieces) {
-    kernels::QuantizeWeight(stream,
-                            {.from = piece.main_weight,
-                             .first_row = piece.first_row,
-                             .scales = ScalesOf(piece.tensor, false).weight,
-                             .codes = piece.codes});
+    const plan::QuantTensor& of = *layout_.Find(piece.tensor);
+    const bool kept = encoded && of.recipe == plan::Recipe::kDelayed;
+    kernels::QuantizeWeight(
+        stream,
+        {.from = piece.main_weight,
+         .first_row = piece.first_row,
+         .scales = ScalesOf(piece.tensor, false).weight,
+         .codes = piece.codes,
+         .unless = kept ? VectorView(CastScale(SlotOf(of.domain, QuantSlot::kWeight)) + 2, 1)
+                        : TensorView()});
   }
 }
 
@@ -254,14 +261,43 @@ QuantState::RowRange QuantState::QuantizeUpdated(kernels::Stream& stream,
   return range;
 }
 
+QuantState::Target QuantState::TargetOf(const QuantPiece& piece, bool encodes) const {
+  const plan::QuantTensor& of = *layout_.Find(piece.tensor);
+  const int64_t edge = plan::BlockEdge(of.recipe);
+  Target target = {.target = {.recipe = of.recipe,
+                              .first_row = piece.first_row,
+                              .amax = GridOf(of),
+                              .epsilon = gemms_.amax_epsilon,
+                              .whole_amax = edge > 0 ? Word(layout_.domain(of).amax) : TensorView(),
+                              .codes = {},
+                              .encode = {}},
+                   .encoded = {}};
+  if (!encodes || !plan::EncodesInUpdate(of.recipe)) {
+    return target;
+  }
+  if (of.recipe == plan::Recipe::kDelayed) {
+    target.target.codes = piece.codes;
+    target.target.encode = VectorView(NextScale(SlotOf(of.domain, QuantSlot::kWeight)), 1);
+    return target;
+  }
+  const int64_t begin = RoundUp(piece.first_row, edge);
+  const int64_t end = (piece.first_row + piece.codes.rows()) / edge * edge;
+  if (begin < end) {
+    target.target.codes = piece.codes;
+    target.encoded = {.first = begin - piece.first_row, .rows = end - begin};
+  }
+  return target;
+}
+
 QuantState::StateRange QuantState::StateOf(plan::StateRole role,
                                            int64_t first,
                                            int64_t elements) const {
   CHECK(plan::IsOfScales(role));
   const bool casts = role == plan::StateRole::kCastScale;
   CHECK_LE(first + elements, casts ? layout_.slots : layout_.slots * memory_.history);
-  return casts ? StateRange{.data = memory_.delayed_scales + 2 * first, .stride = 2}
-               : StateRange{.data = memory_.delayed_scales + 2 * layout_.slots + first};
+  return casts ? StateRange{.data = memory_.delayed_scales + kernels::kDelayedWords * first,
+                            .stride = kernels::kDelayedWords}
+               : StateRange{.data = histories() + first};
 }
 
 std::span<const uint32_t> QuantState::weight_amaxes() const {
@@ -269,7 +305,7 @@ std::span<const uint32_t> QuantState::weight_amaxes() const {
 }
 
 std::span<const float> QuantState::delayed_scales() const {
-  return {memory_.delayed_scales, Size(layout_.slots * (2 + memory_.history))};
+  return {memory_.delayed_scales, Size(layout_.slots * (kernels::kDelayedWords + memory_.history))};
 }
 
 uint64_t QuantState::ReplicatedDigest() const {
@@ -296,7 +332,8 @@ uint64_t QuantState::ScalesDigest(plan::TensorId tensor,
   const kernels::scalar::Scales whole = kernels::scalar::WeightTensorScales(
       of.recipe,
       domain.amax < 0 ? 0 : At(amaxes, domain.amax),
-      has_slot ? At(delayed, 2 * SlotOf(of.domain, QuantSlot::kWeight)) : 0.0f);
+      has_slot ? At(delayed, kernels::kDelayedWords * SlotOf(of.domain, QuantSlot::kWeight))
+               : 0.0f);
   uint64_t sum = kernels::scalar::TensorScaleDigest(whole);
   if (plan::BlockEdge(of.recipe) > 0) {
     for (int64_t block = 0; block < of.grid_rows * of.grid_columns; ++block) {

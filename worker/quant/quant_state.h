@@ -12,6 +12,7 @@
 #include "common/plan/layout/quant_layout.h"
 #include "kernels/quantize.h"
 #include "kernels/stream.h"
+#include "kernels/weight_update.h"
 
 namespace ravel::quant {
 
@@ -97,6 +98,14 @@ class QuantState {
                            const QuantPiece& piece,
                            int64_t first,
                            int64_t count) const;
+  // Where an update that does both by itself leaves the amaxes of a piece and, if it `encodes`,
+  // codes: of blocks that are whole here, whose rows are known, or by a delayed scale if there is
+  // one then.
+  struct Target {
+    kernels::WeightTarget target;
+    RowRange encoded;
+  };
+  Target TargetOf(const QuantPiece& piece, bool encodes) const;
   // Bytes of the amaxes of weights, from the first word.
   int64_t weight_bytes() const;
   // After the amaxes of all ranks are there: the scales of the next cast of weights, and, where
@@ -105,7 +114,11 @@ class QuantState {
   void FinishStep(kernels::Stream& stream, const TensorView& apply);
   // The same where histories were loaded: amaxes are new, histories are not.
   void FinishLoad(kernels::Stream& stream);
-  void Quantize(kernels::Stream& stream, std::span<const QuantPiece> pieces) const;
+  // The codes of pieces, by the scales of now. `encoded`: their updates have had targets that
+  // encode, so those of delayed scales may be there.
+  void Quantize(kernels::Stream& stream,
+                std::span<const QuantPiece> pieces,
+                bool encoded = false) const;
 
   // All that every rank must have alike, where its memory lies: amaxes of weights; delayed scales
   // and histories.
@@ -148,6 +161,9 @@ class QuantState {
   float* CastScale(int64_t slot) const;
   float* NextScale(int64_t slot) const;
   kernels::DelayedScalesArgs DelayedScales() const;
+  float* histories() const {
+    return memory_.delayed_scales + kernels::kDelayedWords * layout_.slots;
+  }
 
   // This rank's part of a grid.
   struct GridPart {

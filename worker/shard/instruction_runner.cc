@@ -43,6 +43,7 @@ std::vector<Gradient> Typed(const std::vector<TensorView>& views) {
 
 InstructionRunner::InstructionRunner(const Args& args) : args_(args), state_(args.plan) {
   encoded_.resize(args.plan.groups.size());
+  has_targets_.resize(args.plan.groups.size());
   const auto bytes = [&](BufferKind kind) {
     return args_.buffers.bytes(plan::FindBuffer(args_.plan.buffers, {.kind = kind}));
   };

@@ -31,16 +31,21 @@ class StepActions {
   virtual StatisticsMessages Measure(kernels::Stream& stream) = 0;
   // kDecideStep, after the former.
   virtual absl::Status Decide(kernels::Stream& stream) = 0;
-  // `count` elements of a quantized piece, from `first` on, whose main weights have been updated.
-  using VisitUpdated =
-      std::function<void(const quant::QuantPiece& piece, int64_t first, int64_t count)>;
+  // What is wanted of a quantized group beside its update; of other groups neither is set. The
+  // update of each of its pieces either goes to `target`, as kernels::WeightUpdate, or its elements
+  // are visited once, or neither where a host knows that the step is skipped.
+  struct QuantizedUpdate {
+    // Called with `count` elements of a piece, from `first` on, after their update, when they are
+    // in memory and, on a host, in the caches.
+    std::function<void(const quant::QuantPiece& piece, int64_t first, int64_t count)> visit;
+    // Called before the update of a piece.
+    std::function<kernels::WeightTarget(const quant::QuantPiece& piece)> target;
+  };
   // kOptimizerStep, after the former: updates what this rank stores of a group, or nothing in a
-  // skipped step. `updated`, if not null, is called after the update of each part of it, when that
-  // is in memory and, on a host, in the caches: for all elements of the group's quantized pieces
-  // once, or for none where a host knows that the step is skipped.
+  // skipped step.
   virtual absl::Status UpdateGroup(kernels::Stream& stream,
                                    plan::GroupId group,
-                                   const VisitUpdated& updated) = 0;
+                                   const QuantizedUpdate& quantized) = 0;
   // kOffloadGradient: the group's gradient is final for the stream of copies to the host.
   virtual void OffloadGradient(plan::GroupId) {}
   // Calls `visit` with quantized pieces of a group, or rows of them, whose main weights are in
@@ -179,6 +184,8 @@ class InstructionRunner {
   std::vector<quant::QuantPiece> LeftToQuantize(const ParameterGroup& group) const;
   // The rows that are done, from the update of a group to its kRefreshWeights.
   plan::IdVector<plan::GroupId, std::vector<Encoded>> encoded_;
+  // Not 0: its update had targets that encode.
+  plan::IdVector<plan::GroupId, uint8_t> has_targets_;
   // From the first amax of an updated weight to the exchange of all: which groups are measured, and
   // on a host the digest of the scales that codes had until then.
   bool amaxes_begun_ = false;

@@ -154,35 +154,51 @@ std::vector<quant::QuantPiece> InstructionRunner::LeftToQuantize(
 absl::Status InstructionRunner::Quantize(kernels::Stream& stream, const ParameterGroup& group) {
   RETURN_IF_ERROR(
       args_.actions->ReadMainWeights(group.index(), LeftToQuantize(group), [&](const auto& pieces) {
-        quant_->Quantize(stream, pieces);
+        quant_->Quantize(stream, pieces, has_targets_[group.index()] != 0);
       }));
   encoded_[group.index()].clear();
+  has_targets_[group.index()] = 0;
   return absl::OkStatus();
 }
 
 absl::Status InstructionRunner::Update(const Instruction& instruction) {
   RETURN_IF_ERROR(state_.BeginUpdate(instruction.group));
   kernels::Stream& stream = StreamOf(instruction);
-  StepActions::VisitUpdated updated;
+  StepActions::QuantizedUpdate quantized;
   if (plan::BufferOf(instruction, Role::kAmax) >= 0) {
     const std::vector<quant::QuantPiece>& pieces = Group(instruction).quant_pieces();
     const bool encodes = std::any_of(
         instruction.operands.begin(), instruction.operands.end(), [&](const Operand& operand) {
           return args_.plan.buffers[operand.buffer].kind == BufferKind::kModelWeight;
         });
-    updated = [&, encodes](const quant::QuantPiece& piece, int64_t first, int64_t count) {
+    const auto begin = [&] {
       BeginAmaxes(stream);
       measured_[instruction.group] = true;
-      quant_->MeasureElements(stream, piece, first, count);
-      const auto [row, rows] = encodes ? quant_->QuantizeUpdated(stream, piece, first, count)
-                                       : quant::QuantState::RowRange();
-      if (rows > 0) {
-        encoded_[instruction.group].push_back(
-            {.piece = Size(&piece - pieces.data()), .first = row, .end = row + rows});
+    };
+    const auto done = [&](const quant::QuantPiece& piece, quant::QuantState::RowRange rows) {
+      if (rows.rows > 0) {
+        encoded_[instruction.group].push_back({.piece = Size(&piece - pieces.data()),
+                                               .first = rows.first,
+                                               .end = rows.first + rows.rows});
       }
     };
+    quantized.visit = [=, this, &stream](
+                          const quant::QuantPiece& piece, int64_t first, int64_t count) {
+      begin();
+      quant_->MeasureElements(stream, piece, first, count);
+      if (encodes) {
+        done(piece, quant_->QuantizeUpdated(stream, piece, first, count));
+      }
+    };
+    quantized.target = [=, this](const quant::QuantPiece& piece) {
+      begin();
+      const auto [target, rows] = quant_->TargetOf(piece, encodes);
+      has_targets_[instruction.group] = encodes ? 1 : 0;
+      done(piece, rows);
+      return target;
+    };
   }
-  RETURN_IF_ERROR(args_.actions->UpdateGroup(stream, instruction.group, updated));
+  RETURN_IF_ERROR(args_.actions->UpdateGroup(stream, instruction.group, quantized));
   state_.EndUpdate(instruction.group);
   return absl::OkStatus();
 }

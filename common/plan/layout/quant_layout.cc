@@ -74,7 +74,7 @@ QuantWords QuantWordsOf(const QuantLayout& layout, int64_t ranks, int64_t histor
   QuantWords words;
   words.part = RoundUp(DivCeil(layout.words, ranks), kLineWords);
   words.amax = words.part * ranks;
-  words.scales = layout.slots * (2 + history);
+  words.scales = layout.slots * (kScalesPerSlot + history);
   const auto tensors = static_cast<int64_t>(layout.index_of.size());
   words.flags = layout.tensors.empty() ? 0 : RoundUp(tensors, kLineWords);
   return words;

@@ -33,8 +33,8 @@ struct QuantDomain {
   int64_t gradient = -1;
 };
 
-// True of recipes whose codes an update makes on a host, where it has all of a block: their scales
-// follow from the block alone, or from steps before.
+// True of recipes whose codes an update makes where it has all of a block: their scales follow from
+// the block alone, or from steps before.
 constexpr bool EncodesInUpdate(Recipe recipe) {
   return recipe == Recipe::kDelayed || recipe == Recipe::kFloat8Block || recipe == Recipe::kMxFp8;
 }
@@ -42,6 +42,9 @@ constexpr bool EncodesInUpdate(Recipe recipe) {
 // Delayed scales have a slot each: a history of amaxes. Three for each domain.
 enum class QuantSlot : int { kWeight = 0, kInput = 1, kGradient = 2 };
 inline constexpr int kSlotsPerDomain = 3;
+// Words of a slot before its history: the scale of its codes, that of the next cast, and whether an
+// update has cast by the first (kernels/quantize.h).
+inline constexpr int kScalesPerSlot = 3;
 
 struct QuantLayout {
   std::vector<QuantTensor> tensors;  // ascending by tensor
@@ -65,7 +68,7 @@ QuantLayout QuantLayoutOf(const ModelInventory& inventory);
 struct QuantWords {
   int64_t amax = 0;    // the vector; each rank finds the maximum of an equal part of whole lines
   int64_t part = 0;    // one such part
-  int64_t scales = 0;  // fp32: two for each slot, then its history
+  int64_t scales = 0;  // fp32: kScalesPerSlot for each slot, then the histories
   int64_t flags = 0;   // a word for each tensor of the inventory
 };
 QuantWords QuantWordsOf(const QuantLayout& layout, int64_t ranks, int64_t history);

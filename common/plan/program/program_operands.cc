@@ -257,8 +257,7 @@ void OperandList::AddUpdate() {
   Add(whole < 0 ? FinalSum(at_.group, 0) : BufferId(), Access::kRead, Role::kSum);
   Add(OfGroup(BufferKind::kMainWeight), Access::kAdd, Role::kStored);
   const bool measures = Quantized(at_.group) && UpdateMeasures(context_.options);
-  const bool encodes = measures && context_.options.gemm_path == GemmPath::kCpuReference &&
-                       EncodesInUpdate(context_.groups[at_.group].recipe);
+  const bool encodes = measures && EncodesInUpdate(context_.groups[at_.group].recipe);
   if (!Quantized(at_.group) || encodes) {
     Add(OfGroup(BufferKind::kModelWeight), Access::kAdd, Role::kStored);
   }

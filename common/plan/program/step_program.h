@@ -121,8 +121,8 @@ enum class BufferKind : uint8_t {
   kAmax = 18,           // amaxes of all quantized matrices (quant_layout.h), of no group
   kAmaxPart = 19,       // the part of them whose maximum this rank finds
   kAmaxReceive = 20,    // that part of other ranks, where it cannot be read in place
-  kDelayedScales = 21,  // scales by which codes were cast and are next, a pair for each slot, then
-                        // the histories of all slots
+  kDelayedScales = 21,  // scales by which codes were cast and are next, and a word of the update's,
+                        // for each slot, then the histories of all slots
   kAmaxFlags = 22,      // by tensor, not 0: a gemm of this step has met an amax that was not finite
   kLeaves = 23,         // of a unit: sums of one lane's gradients over parts (tensor_parts.h)
   kAddend = 24,         // this rank's addend of activations that ranks of `tensor` sum, fp32; of a
@@ -286,8 +286,7 @@ struct ProgramOptions {
   // Groups with state that is kOffload are updated by the host of a device: what an update reads is
   // copied there (kOffloadGradient) and new weights are copied back.
   bool offload_copies = false;
-  // How gemms of quantized matrices are computed; kNone: nothing is quantized. Updates on hosts,
-  // whose path is kCpuReference, also make codes.
+  // How gemms of quantized matrices are computed; kNone: nothing is quantized.
   GemmPath gemm_path = GemmPath::kNone;
   // Of that path; kForward where it has no fast sums. No instruction depends on it.
   FastAccumulation fast_accumulation = FastAccumulation::kForward;

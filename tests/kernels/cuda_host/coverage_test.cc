@@ -96,7 +96,8 @@ const std::set<std::string> kOps = {"AdamWUpdate",
                                     "UpdateDelayedScales",
                                     "VocabularyGradient",
                                     "VocabularyLoss",
-                                    "VocabularyStatistics"};
+                                    "VocabularyStatistics",
+                                    "WeightUpdate"};
 
 TEST(OpCoverage, TheListIsThatOfTheContractHeaders) {
   EXPECT_EQ(OpsOfContracts(), kOps);

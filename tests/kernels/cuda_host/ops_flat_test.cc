@@ -83,7 +83,7 @@ TEST(CudaAdamW, ManyTensorsOneLaunch) {
   UpdateDelayedScales(stream,
                       {.weight_amax = memory.Matrix(1, kTensors, DType::kU32),
                        .activation_amax = memory.Matrix(kTensors, 2, DType::kU32),
-                       .scales = memory.Matrix(3 * kTensors, 2),
+                       .scales = memory.Matrix(3 * kTensors, kDelayedWords),
                        .histories = memory.Matrix(3 * kTensors, 1024)});
   ASSERT_EQ(stream.launches.size(), 3u);
   EXPECT_EQ(stream.launches[2].shape.grid[0], 3u * kTensors);

@@ -123,6 +123,44 @@ void GroupedUpdate(const GroupedUpdateParams& p, Operands& on) {
   on.Array(kRead, "apply", update.apply, 1);
 }
 
+// Amaxes and codes lie as those of BlockAmax and QuantizeWeight; the first row of blocks may be
+// another rank's, too.
+void WeightUpdate(const WeightUpdateParams& p, Operands& on) {
+  const GroupedUpdateParams& grouped = p.grouped;
+  const ElementUpdateParams& update = grouped.update;
+  const int64_t n = p.rows * p.columns;
+  on.RequireBlock(kFlatThreads);
+  on.Require(update.pieces.elements == n && update.pieces.table == nullptr, "rows of a matrix");
+  on.Require(update.main_weight != nullptr && update.weight == nullptr, "an fp32 main weight");
+  const auto fours = [&](const char* name, Access::Kind kind, const void* data, int64_t bytes) {
+    on.Require(reinterpret_cast<uintptr_t>(data) % static_cast<uint64_t>(4 * bytes) == 0,
+               std::string(name) + " does not begin at four elements");
+    on.Touch(kind, name, data, n * bytes);
+  };
+  const auto bytes_of = [](StateForm form) {
+    return form == StateForm::kF32 ? 4 : form == StateForm::kBf16 ? 2 : 1;
+  };
+  on.Require(p.columns % 4 == 0, "columns are no multiple of 4");
+  fours("main_weight", kUpdate, update.main_weight, 4);
+  fours("g", kRead, update.g, p.bf16_gradient != 0 ? 2 : 4);
+  fours("m", kUpdate, update.m, bytes_of(grouped.m_form));
+  if (update.v != nullptr) {
+    fours("v", kUpdate, update.v, bytes_of(grouped.v_form));
+  }
+  fours("codes", kWrite, p.codes, 1);
+  const int64_t groups = p.rows * DivCeil(p.columns, int64_t{128});
+  on.Array(kUpdate, "m_scales", grouped.m_scales, groups);
+  on.Array(kUpdate, "v_scales", grouped.v_scales, groups);
+  const int64_t first = p.edge > 0 ? p.first_row / p.edge : 0;
+  const int64_t last = p.edge > 0 ? DivCeil(p.first_row + p.rows, int64_t{p.edge}) : 1;
+  on.Array(kAtomic, "amax", p.amax + first * p.grid_columns, (last - first) * p.grid_columns);
+  on.Array(kAtomic, "whole_amax", p.whole_amax, 1);
+  on.Array(kRead, "encode", p.encode, 1);
+  on.Array(kRead, "device_scalars", update.device_scalars, 1);
+  on.Array(kRead, "device_step", update.device_step, 1);
+  on.Array(kRead, "apply", update.apply, 1);
+}
+
 void TreeAdd(const TreeAddParams& p, Operands& on) {
   on.RequireBlock(kFlatThreads);
   const Shape flat = {1, p.elements, p.elements};
@@ -252,6 +290,7 @@ std::vector<KernelOperands> FlatKernels() {
   return {Declare<AdamWParams, AdamW>(Kernel::kAdamW, "AdamW"),
           Declare<ElementUpdateParams, ElementUpdate>(Kernel::kElementUpdate, "ElementUpdate"),
           Declare<GroupedUpdateParams, GroupedUpdate>(Kernel::kGroupedUpdate, "GroupedUpdate"),
+          Declare<WeightUpdateParams, WeightUpdate>(Kernel::kWeightUpdate, "WeightUpdate"),
           Declare<TreeAddParams, TreeAdd>(Kernel::kTreeAdd, "TreeAdd"),
           Declare<ReduceAddParams, TreeSum>(Kernel::kTreeSum, "TreeSum"),
           Declare<ReduceAddParams, ReduceAdd>(Kernel::kReduceAdd, "ReduceAdd"),

@@ -82,6 +82,7 @@ void QuantizeWeight(const QuantizeWeightParams& p, Operands& on) {
   RequireEights(p.codes, 8, on);
   on.Array(kRead, "from", p.from, p.rows * p.columns);
   on.Array(kWrite, "codes", p.codes, p.rows * p.columns / CodesPerByteOf(scheme));
+  on.Array(kRead, "unless", p.unless, 1);
   WeightScales(p.scales, scheme, p.first_row, p.rows, on);
 }
 
@@ -132,7 +133,7 @@ void DelayedScales(const DelayedScalesParams& p, Operands& on) {
   on.RequireGrid(0, p.slots);
   const int64_t domains = p.slots / 3;
   on.Array(kUpdate, "histories", p.histories, p.slots * p.length);
-  on.Array(kUpdate, "scales", p.scales, 2 * p.slots);
+  on.Array(kUpdate, "scales", p.scales, kWordsOfSlot * p.slots);
   on.Array(kRead, "weight_amax", p.weight_amax, domains);
   on.Array(kUpdate, "activation_amax", p.activation_amax, 2 * domains);
   on.Array(kRead, "apply", p.apply, 1);

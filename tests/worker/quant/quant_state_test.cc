@@ -179,6 +179,55 @@ TEST_P(MeasuredParts, CodesOfAnUpdateAreThoseOfTheRefresh) {
   EXPECT_EQ(encoded > 0, plan::EncodesInUpdate(recipe));
 }
 
+// An update that changes nothing leaves in its target what both ops leave: amaxes, and codes of the
+// rows that it names.
+TEST_P(MeasuredParts, TargetsOfAnUpdateGetAmaxesAndCodes) {
+  const plan::Recipe recipe = GetParam().recipe;
+  const int64_t edge = plan::BlockEdge(recipe);
+  for (const int64_t first_row : {0, 40}) {
+    RankWeights weights = SomeWeights(inventory_, first_row);
+    const std::vector<std::vector<uint8_t>> updated = GiveCodes(recipe, weights);
+    RankWeights copy = weights;
+    const std::vector<std::vector<uint8_t>> refreshed = GiveCodes(recipe, copy);
+    const std::vector<uint32_t> whole = AmaxesOf([&](QuantState& state) {
+      state.MeasureWeights(stream_, copy.pieces);
+      state.FinishStep(stream_, {});
+      state.Quantize(stream_, copy.pieces);
+    });
+    int64_t encoded = 0;
+    const std::vector<uint32_t> amaxes = AmaxesOf([&](QuantState& state) {
+      for (size_t i = 0; i < weights.pieces.size(); ++i) {
+        const QuantPiece& piece = weights.pieces[i];
+        std::vector<float> zeros(Size(piece.main_weight.elements()));
+        const auto [target, rows] = state.TargetOf(piece, true);
+        EXPECT_EQ(target.codes.present(), rows.rows > 0 || recipe == plan::Recipe::kDelayed);
+        encoded += rows.rows;
+        EXPECT_EQ(state.TargetOf(piece, false).encoded.rows, 0);
+        kernels::WeightUpdateArgs args;
+        args.columns = piece.main_weight.columns();
+        args.row_step = args.columns;
+        args.target = target;
+        args.update.update = {
+            .main_weight = VectorView(piece.main_weight.As<float>(), std::ssize(zeros)),
+            .g = VectorView(zeros.data(), std::ssize(zeros)),
+            .m = VectorView(zeros.data(), std::ssize(zeros)),
+            .v = {},
+            .rule = kernels::ElementRule::kSgd};
+        kernels::WeightUpdate(stream_, args);
+        if (rows.rows > 0) {
+          EXPECT_EQ((piece.first_row + rows.first) % edge, 0);
+          const int64_t bytes = piece.codes.columns();
+          EXPECT_TRUE(std::equal(updated[i].begin() + rows.first * bytes,
+                                 updated[i].begin() + (rows.first + rows.rows) * bytes,
+                                 refreshed[i].begin() + rows.first * bytes));
+        }
+      }
+    });
+    EXPECT_EQ(amaxes, whole);
+    EXPECT_EQ(encoded > 0, plan::BlockEdge(recipe) > 16);
+  }
+}
+
 // A value changes the amaxes of its own block and whole, and those alone.
 TEST_P(MeasuredParts, SeeOnlyTheirOwnElements) {
   RankWeights weights = SomeWeights(inventory_, 0);

@@ -61,7 +61,7 @@ class Inspector final : public StepActions {
     inspect_();
     return absl::OkStatus();
   }
-  absl::Status UpdateGroup(kernels::Stream&, plan::GroupId, const VisitUpdated&) override {
+  absl::Status UpdateGroup(kernels::Stream&, plan::GroupId, const QuantizedUpdate&) override {
     return absl::OkStatus();
   }
 

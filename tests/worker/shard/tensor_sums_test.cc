@@ -130,7 +130,7 @@ class GradientsAreTrees final : public StepActions {
     }
     return absl::OkStatus();
   }
-  absl::Status UpdateGroup(kernels::Stream&, plan::GroupId, const VisitUpdated&) override {
+  absl::Status UpdateGroup(kernels::Stream&, plan::GroupId, const QuantizedUpdate&) override {
     return absl::OkStatus();
   }
 

@@ -19,7 +19,7 @@ class NoActions final : public StepActions {
     ++decided;
     return absl::OkStatus();
   }
-  absl::Status UpdateGroup(kernels::Stream&, plan::GroupId group, const VisitUpdated&) override {
+  absl::Status UpdateGroup(kernels::Stream&, plan::GroupId group, const QuantizedUpdate&) override {
     updated.push_back(group);
     return absl::OkStatus();
   }

@@ -80,7 +80,7 @@ TEST_P(QuantLayoutOfRecipe, WordsAreApartAndDoNotDependOnTheMesh) {
     const QuantWords in_memory = QuantWordsOf(other, ranks, 16);
     EXPECT_EQ(in_memory.amax, in_memory.part * ranks);
     EXPECT_GE(in_memory.amax, other.words);
-    EXPECT_EQ(in_memory.scales, other.slots * 18);
+    EXPECT_EQ(in_memory.scales, other.slots * (kScalesPerSlot + 16));
   }
 }
 

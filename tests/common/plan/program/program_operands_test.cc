@@ -148,8 +148,7 @@ class OperandReference {
   void AddUpdated(GroupId group) {
     const Recipe recipe = plan_.groups[group].recipe;
     const bool measures = Quantized(group) && !plan_.options.offload_copies;
-    const bool encodes = measures && plan_.options.gemm_path == GemmPath::kCpuReference &&
-                         recipe != Recipe::kCurrent && recipe != Recipe::kNvFp4;
+    const bool encodes = measures && recipe != Recipe::kCurrent && recipe != Recipe::kNvFp4;
     Add(Of(BufferKind::kMainWeight, group), true);
     if (!Quantized(group) || encodes) {
       Add(Of(BufferKind::kModelWeight, group), true);

@@ -1,0 +1,87 @@
+#pragma once
+
+// Device code of updates with states in any form: reading and writing them, their groups in a warp,
+// and the random bits that round them.
+
+#include "kernels/cuda/update_pieces.cuh"
+#include "kernels/scalar/fp8_state.h"
+#include "kernels/scalar/philox.h"
+
+namespace ravel::kernels::cuda {
+
+// A state in any form, `i` from its first element.
+struct StateAt {
+  void* values;
+  StateForm form;
+  bool square;
+};
+
+__device__ inline float ReadState(const StateAt& state, int64_t i, uint8_t scale) {
+  if (state.form == StateForm::kF32) {
+    return static_cast<const float*>(state.values)[i];
+  }
+  if (state.form == StateForm::kBf16) {
+    return ToFloat(static_cast<const Bf16*>(state.values)[i]);
+  }
+  const uint8_t code = static_cast<const uint8_t*>(state.values)[i];
+  return state.square ? scalar::DecodeSquare(code, scale) : scalar::DecodeMean(code, scale);
+}
+
+__device__ inline void WriteState(
+    const StateAt& state, int64_t i, uint8_t scale, uint32_t random16, float x) {
+  if (state.form == StateForm::kF32) {
+    static_cast<float*>(state.values)[i] = x;
+  } else if (state.form == StateForm::kBf16) {
+    static_cast<Bf16*>(state.values)[i].bits =
+        state.square ? scalar::Bf16Stochastic(x, random16) : scalar::Bf16Nearest(x);
+  } else {
+    static_cast<uint8_t*>(state.values)[i] = state.square ? scalar::EncodeSquare(x, scale, random16)
+                                                          : scalar::EncodeMean(x, scale, random16);
+  }
+}
+
+// The largest magnitude of a warp's values.
+__device__ inline uint32_t AmaxOfWarp(uint32_t bits) {
+  return CombineLanes<32>(bits, [](uint32_t a, uint32_t b) { return a < b ? b : a; });
+}
+
+// Elements of a group that a lane of a warp takes.
+inline constexpr int kGroupWidth = 4;
+inline constexpr int64_t kScaleGroup = 32 * kGroupWidth;
+
+// 16 random bits for each of a lane's elements, the first one's lowest.
+struct LaneDraws {
+  uint64_t mean;
+  uint64_t square;
+};
+
+__device__ inline uint64_t Four(const scalar::PhiloxWords& words, size_t first) {
+  return words[first] | uint64_t{words[first + 1]} << 32;
+}
+
+// Of the elements that begin at a global index: two draws where that is no multiple of 4.
+__device__ inline LaneDraws DrawsAt(uint64_t seed, uint32_t site, uint32_t key, int64_t index) {
+  const auto draw = [&](int64_t block) {
+    return scalar::Philox4x32(
+        seed,
+        scalar::PhiloxCounter({.block = static_cast<uint64_t>(block),
+                               .step = key,
+                               .site = site,
+                               .purpose = scalar::PhiloxPurpose::kOptimizerState}));
+  };
+  const scalar::PhiloxWords words = draw(index / 4);
+  LaneDraws draws = {Four(words, 0), Four(words, 2)};
+  const int skipped = static_cast<int>(index % 4) * 16;
+  if (skipped != 0) {
+    const scalar::PhiloxWords next = draw(index / 4 + 1);
+    draws.mean = draws.mean >> skipped | Four(next, 0) << (64 - skipped);
+    draws.square = draws.square >> skipped | Four(next, 2) << (64 - skipped);
+  }
+  return draws;
+}
+
+__device__ inline uint32_t HalfAt(uint64_t halves, int element) {
+  return static_cast<uint32_t>(halves >> (16 * element)) & 0xFFFFu;
+}
+
+}  // namespace ravel::kernels::cuda

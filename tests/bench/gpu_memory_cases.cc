@@ -1,6 +1,7 @@
 // G5. Shapes are those of an 8B Llama: 16384 tokens of width 4096, intermediate 14336, vocabulary
 // 128256.
 
+#include <array>
 #include <cmath>
 #include <cstring>
 
@@ -11,6 +12,7 @@
 #include "kernels/cuda_host/launch_rules.h"
 #include "kernels/element_update.h"
 #include "kernels/norm.h"
+#include "kernels/weight_update.h"
 #include "tests/bench/gpu_cases.h"
 
 namespace ravel::bench {
@@ -366,6 +368,101 @@ Operation AdamWCase(GpuBench& bench, DType type) {
           .verified = "the CPU's bits after two updates"};
 }
 
+// A matrix of kFloat8Block, whose update also takes amaxes and makes codes. Two updates on both
+// sides; the first rows, which are whole blocks, have the same bits.
+class BlockAdamW {
+ public:
+  explicit BlockAdamW(GpuBench& bench)
+      : bench_(bench), columns_(bench.sizes() == GpuBench::Sizes::kFull ? kHidden : 512) {
+    const int64_t n = ParametersOf(bench);
+    rows_ = n / columns_;
+    Take(kMain, bench.RandomVector(n, DType::kF32, 0.02f));
+    Take(kGradient, bench.RandomVector(n, DType::kF32));
+    for (const Part state : {kMean, kSquare}) {
+      const TensorView view = bench.Vector(n, DType::kF32);
+      bench.stream().FillZero(view.data, n * DTypeBytes(DType::kF32));
+      Take(state, view);
+    }
+    Take(kCodes, bench.Vector(n, DType::kU8));
+    const TensorView amax = bench.Vector(n / (kEdge * kEdge), DType::kU32);
+    bench.stream().FillZero(amax.data, amax.elements() * DTypeBytes(DType::kU32));
+    Take(kAmax, amax);
+  }
+
+  void Update(int64_t t) { kernels::WeightUpdate(bench_.stream(), Arguments(t, rows_, false)); }
+  void UpdateOnCpu(int64_t t) {
+    CpuStream cpu;
+    kernels::WeightUpdate(cpu, Arguments(t, kEdge, true));
+  }
+  void RequireEqualBits() {
+    for (const FlatMemory& part : parts_) {
+      if (bench_.Bytes(part.view, 0, Checked(part.view)) != part.host) {
+        Fail("AdamW of blocks: the bits are not those of the CPU");
+      }
+    }
+  }
+
+ private:
+  enum Part : size_t { kMain, kGradient, kMean, kSquare, kCodes, kAmax, kParts };
+  static constexpr int64_t kEdge = 128;
+
+  int64_t Checked(const TensorView& view) const {
+    return view.dtype == DType::kU32 ? columns_ / kEdge : kEdge * columns_;
+  }
+  void Take(Part part, const TensorView& view) {
+    parts_[part] = {view, bench_.Bytes(view, 0, Checked(view))};
+  }
+  TensorView Flat(Part part, int64_t elements, bool host) {
+    TensorView view = parts_[part].view;
+    view.size[0] = elements;
+    if (host) {
+      view.data = parts_[part].host.data();
+    }
+    return view;
+  }
+  TensorView Rows(Part part, int64_t rows, int64_t columns, bool host) {
+    const TensorView flat = Flat(part, rows * columns, host);
+    TensorView view = MatrixView(nullptr, rows, columns);
+    view.dtype = flat.dtype;
+    view.data = flat.data;
+    return view;
+  }
+  kernels::WeightUpdateArgs Arguments(int64_t t, int64_t rows, bool host) {
+    const int64_t n = rows * columns_;
+    kernels::WeightUpdateArgs args;
+    args.columns = columns_;
+    args.row_step = columns_;
+    args.update.update = {.main_weight = Flat(kMain, n, host),
+                          .g = Flat(kGradient, n, host),
+                          .m = Flat(kMean, n, host),
+                          .v = Flat(kSquare, n, host),
+                          .step = static_cast<uint32_t>(t),
+                          .scalars = Scalars(t)};
+    args.target.recipe = plan::Recipe::kFloat8Block;
+    args.target.amax = Rows(kAmax, rows / kEdge, columns_ / kEdge, host);
+    args.target.codes = Rows(kCodes, rows, columns_, host);
+    return args;
+  }
+
+  GpuBench& bench_;
+  const int64_t columns_;
+  int64_t rows_ = 0;
+  std::array<FlatMemory, kParts> parts_;
+};
+
+Operation BlockAdamWCase(GpuBench& bench) {
+  const auto adamw = std::make_shared<BlockAdamW>(bench);
+  for (const int64_t t : {1, 2}) {
+    adamw->Update(t);
+    adamw->UpdateOnCpu(t);
+  }
+  adamw->RequireEqualBits();
+  return {.prepare = {},
+          .run = [adamw] { adamw->Update(3); },
+          .bytes = Bytes(ParametersOf(bench), 29),
+          .verified = "the CPU's bits after two updates"};
+}
+
 }  // namespace
 
 std::vector<GpuCase> MemoryBoundCases() {
@@ -375,7 +472,8 @@ std::vector<GpuCase> MemoryBoundCases() {
           {"G5", "swiglu_backward", SwiGluBackwardCase},
           {"G5", "cross_entropy", CrossEntropyCase},
           {"G5", "adamw_fp32", [](GpuBench& bench) { return AdamWCase(bench, DType::kF32); }},
-          {"G5", "adamw_bf16", [](GpuBench& bench) { return AdamWCase(bench, DType::kBF16); }}};
+          {"G5", "adamw_bf16", [](GpuBench& bench) { return AdamWCase(bench, DType::kBF16); }},
+          {"G5", "adamw_fp8_block", BlockAdamWCase}};
 }
 
 }  // namespace ravel::bench

@@ -129,6 +129,30 @@ def adamw(make, dtype):
     return optimizer.step, None, {"bytes": n * (28 if dtype == torch.float32 else 14)}, error_of(weight[:CHECKED].detach(), expected)
 
 
+def adamw_fp8_block(make):
+    """The update, and E4M3 codes of blocks of 128 x 128 by power-of-two scales: two passes."""
+    columns = 512 if make.small else 4096
+    weight = torch.nn.Parameter(make.random(make.size(PARAMETERS) // columns, columns, dtype=torch.float32, scale=0.02))
+    weight.grad = make.random(*weight.shape, dtype=torch.float32)
+    before, gradient = weight[:CHECKED].detach().double(), weight.grad[:CHECKED].double()
+    optimizer = torch.optim.AdamW([weight], lr=1e-2, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1, fused=True)
+
+    def encode(weight):
+        blocks = weight.view(-1, 128, columns // 128, 128)
+        scale = torch.exp2(torch.floor(torch.log2(448 / blocks.abs().amax((1, 3), keepdim=True))))
+        return (blocks * scale).to(torch.float8_e4m3fn)
+
+    encode = make.compile(encode)
+
+    def run():
+        optimizer.step()
+        return encode(weight.detach())
+
+    run()
+    expected = before * (1 - 1e-3) - 1e-2 * gradient / (gradient.abs() + 1e-8)
+    return run, None, {"bytes": weight.numel() * 29}, error_of(weight[:CHECKED].detach(), expected)
+
+
 def fp32_gemm(a, b):
     return torch.mm(a.float(), b.float()) if a.device.type == "cpu" else torch.mm(a, b, out_dtype=torch.float32)
 
@@ -158,7 +182,7 @@ def gemm(make, layer, which):
 
 CASES = {"rms_norm_forward": rms_norm_forward, "rms_norm_backward": rms_norm_backward, "swiglu_forward": swiglu_forward,
          "swiglu_backward": swiglu_backward, "cross_entropy": cross_entropy, "adamw_fp32": lambda make: adamw(make, torch.float32),
-         "adamw_bf16": lambda make: adamw(make, torch.bfloat16),
+         "adamw_bf16": lambda make: adamw(make, torch.bfloat16), "adamw_fp8_block": adamw_fp8_block,
          **{f"{layer}_{which}": (lambda make, layer=layer, which=which: gemm(make, layer, which)) for layer in LAYERS for which in PASSES}}
 
 

@@ -9,7 +9,7 @@ namespace ravel::kernels {
 // activations and gradients, kHalfAway for model weights from main weights (ties away from zero).
 enum class Bf16Rounding { kNearest, kHalfAway };
 
-// to = from, flat; fp32 -> bf16 or bf16 -> fp32 (exact); on CPUs fp16, too.
+// to = from, flat; fp32 -> bf16 or bf16 -> fp32 (exact); fp16, too.
 struct CastArgs {
   TensorView from;
   TensorView to;

@@ -291,6 +291,7 @@ void LinearCrossEntropyTrain(Stream& stream, const LinearCrossEntropyTrainArgs& 
   CheckHead(args.x, args.w, args.targets, args.loss, args.workspace);
   CheckMatrix(args.dx, args.x.size[0], args.x.size[1], args.x.dtype);
   CHECK_MSG(args.loss_scale == 1.0f || args.x.dtype == DType::kF16, "a loss scale is for fp16");
+  CHECK_MSG(args.device_loss_scale == nullptr, "a host reads no memory of devices");
   if (args.dw.present()) {
     CheckMatrix(args.dw, args.w.size[0], args.w.size[1]);
   }

@@ -173,7 +173,6 @@ void CountFlags(Stream& stream, const CountFlagsArgs& args) {
 
 void DecideUpdate(Stream& stream, const DecideUpdateArgs& args) {
   if (OnCuda(stream)) {
-    CHECK_MSG(args.loss_scale == 1, "devices scale no loss");
     cuda::DecideUpdate(stream, args);
     return;
   }

@@ -90,6 +90,7 @@ void VocabularyGradient(Stream& stream, const VocabularyGradientArgs& args) {
   CheckTargets(args.targets, args.logits.size[0], std::numeric_limits<int32_t>::max());
   CHECK_MSG(args.loss_scale == 1.0f || args.logits.dtype == DType::kF16,
             "a loss scale is for fp16");
+  CHECK_MSG(args.device_loss_scale == nullptr, "a host reads no memory of devices");
   cpu::ActiveOps().vocabulary_gradient(args);
 }
 

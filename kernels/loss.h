@@ -34,6 +34,7 @@ struct LinearCrossEntropyTrainArgs {
   TensorView workspace;  // as above
   // A power of two that keeps small gradients in the range of fp16; 1 for other types.
   float loss_scale = 1.0f;
+  const float* device_loss_scale = nullptr;  // of a device's memory, read in its place
 };
 void LinearCrossEntropyTrain(Stream& stream, const LinearCrossEntropyTrainArgs& args);
 

@@ -77,6 +77,19 @@ struct StepOutcome {
   int64_t target_tokens = 0;
   int32_t apply = 0;  // 0: nothing is updated
   UpdateScalars scalars = {};
+  // What the next step's gradients are multiplied by, a power of two, and the applied steps since
+  // it changed. The decision changes them by its rule.
+  float loss_scale = 1;
+  int64_t good_steps = 0;
+};
+
+// The rule of scalar::NextLossScale. An interval of 0: nothing is scaled.
+struct LossScaleRule {
+  double growth_factor = 2;
+  double backoff_factor = 0.5;
+  double minimum = 1;
+  double maximum = 1;
+  int64_t growth_interval = 0;
 };
 
 struct DecideUpdateArgs {
@@ -92,7 +105,7 @@ struct DecideUpdateArgs {
   double* sums = nullptr;  // [step_count]
   int32_t total = kNoOperand;
   double clip_norm = 0;
-  double loss_scale = 1;   // of the gradients behind the sums; 1 on devices
+  LossScaleRule loss_scale = {};
   UpdateHyper hyper = {};  // learning rate: the messages'
   StepOutcome* outcome = nullptr;
 };

@@ -43,6 +43,7 @@ struct VocabularyGradientArgs {
   int64_t first_id = 0;
   TensorView statistics;  // the block's [3, tokens]
   float loss_scale = 1.0f;
+  const float* device_loss_scale = nullptr;  // of a device's memory, read in its place
 };
 void VocabularyGradient(Stream& stream, const VocabularyGradientArgs& args);
 

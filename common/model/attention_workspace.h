@@ -1,7 +1,7 @@
 #pragma once
 
-// Work memory of attention in bf16 beyond what kernels of one tile ask for: engines that keep whole
-// matrices between their passes. A function of shapes, so that it is part of the plan.
+// Work memory of attention in bf16 or fp16 beyond what kernels of one tile ask for: engines that
+// keep whole matrices between their passes. A function of shapes, so that it is part of the plan.
 
 #include <cstdint>
 
@@ -21,7 +21,7 @@ struct AttentionPass {
 
 // Bytes that the backward of that pass may ask for at once, the forward less. For every row (a
 // query of a head) a sum and an accumulator of its gradient, in fp32; where queries share keys, the
-// gradients of both per query head, in bf16; where bits matter, gradients of all scores in bf16 in
+// gradients of both per query head, in two bytes; where bits matter, gradients of all scores so in
 // place of sums in any order. Tested against the engines of the installed library.
 int64_t AttentionEngineBytes(const AttentionPass& pass);
 

@@ -90,8 +90,7 @@ void DecideUpdate(const DecideUpdateArgs& args) {
   for (int64_t i = 0; i < args.step_count; ++i) {
     args.sums[i] = ValueOf(args, args.steps[i].a) + ValueOf(args, args.steps[i].b);
   }
-  scalar::StepTotals totals = {.squared_norm = ValueOf(args, args.total),
-                               .loss_scale = args.loss_scale};
+  scalar::StepTotals totals = {.squared_norm = ValueOf(args, args.total)};
   StatisticsHeader header;
   for (int64_t rank = 0; rank < args.ranks; ++rank) {
     const int64_t* message = static_cast<const int64_t*>(args.messages) + rank * args.words;
@@ -101,7 +100,8 @@ void DecideUpdate(const DecideUpdateArgs& args) {
       totals.non_finite += message[kStatisticsHeaderWords + tensor];
     }
   }
-  scalar::RecordOutcome(args.hyper, header.learning_rate, args.clip_norm, totals, *args.outcome);
+  scalar::RecordOutcome(
+      args.hyper, header.learning_rate, args.clip_norm, args.loss_scale, totals, *args.outcome);
 }
 
 }  // namespace ravel::kernels::cpu

@@ -1,8 +1,7 @@
 // SwiGLU, GELU and sums of activations: elementwise over rows that may have gaps. One read and one
 // write of every operand, memory-bound; rows over y, 16-byte accesses along x.
 
-#include "kernels/cuda/device_math.cuh"
-#include "kernels/cuda/kernel_table.h"
+#include "kernels/cuda/float_variants.cuh"
 
 namespace ravel::kernels::cuda {
 namespace {
@@ -134,37 +133,42 @@ __global__ void __launch_bounds__(kFlatThreads)
   });
 }
 
+template <typename T>
+void AddGelu(std::vector<KernelEntry>& entries) {
+  AddPair<T>(
+      Kernel::kGeluForward, GeluForwardKernel<T, 1>, GeluForwardKernel<T, kVectorOf<T>>, entries);
+  AddPair<T>(Kernel::kGeluBackward,
+             GeluBackwardKernel<T, 1>,
+             GeluBackwardKernel<T, kVectorOf<T>>,
+             entries);
+}
+
+template <typename T>
+void AddActivations(std::vector<KernelEntry>& entries) {
+  AddPair<T>(Kernel::kSwiGluForward,
+             SwiGluForwardKernel<T, 1>,
+             SwiGluForwardKernel<T, kVectorOf<T>>,
+             entries);
+  AddPair<T>(Kernel::kSwiGluBackward,
+             SwiGluBackwardKernel<T, 1>,
+             SwiGluBackwardKernel<T, kVectorOf<T>>,
+             entries);
+  AddPair<T>(
+      Kernel::kAddInPlace, AddInPlaceKernel<T, 1>, AddInPlaceKernel<T, kVectorOf<T>>, entries);
+}
+
 }  // namespace
 
 std::vector<KernelEntry> GeluKernels() {
-  constexpr Kernel kForward = Kernel::kGeluForward;
-  constexpr Kernel kBackward = Kernel::kGeluBackward;
-  return {EntryOf(kForward, kF32Scalar, GeluForwardKernel<float, 1>),
-          EntryOf(kForward, kF32Vector, GeluForwardKernel<float, kVectorOf<float>>),
-          EntryOf(kForward, kBf16Scalar, GeluForwardKernel<Bf16, 1>),
-          EntryOf(kForward, kBf16Vector, GeluForwardKernel<Bf16, kVectorOf<Bf16>>),
-          EntryOf(kBackward, kF32Scalar, GeluBackwardKernel<float, 1>),
-          EntryOf(kBackward, kF32Vector, GeluBackwardKernel<float, kVectorOf<float>>),
-          EntryOf(kBackward, kBf16Scalar, GeluBackwardKernel<Bf16, 1>),
-          EntryOf(kBackward, kBf16Vector, GeluBackwardKernel<Bf16, kVectorOf<Bf16>>)};
+  std::vector<KernelEntry> entries;
+  ForEachFloat([&](auto type) { AddGelu<decltype(type)>(entries); });
+  return entries;
 }
 
 std::vector<KernelEntry> ActivationKernels() {
-  constexpr Kernel kForward = Kernel::kSwiGluForward;
-  constexpr Kernel kBackward = Kernel::kSwiGluBackward;
-  constexpr Kernel kAdd = Kernel::kAddInPlace;
-  return {EntryOf(kForward, kF32Scalar, SwiGluForwardKernel<float, 1>),
-          EntryOf(kForward, kF32Vector, SwiGluForwardKernel<float, kVectorOf<float>>),
-          EntryOf(kForward, kBf16Scalar, SwiGluForwardKernel<Bf16, 1>),
-          EntryOf(kForward, kBf16Vector, SwiGluForwardKernel<Bf16, kVectorOf<Bf16>>),
-          EntryOf(kBackward, kF32Scalar, SwiGluBackwardKernel<float, 1>),
-          EntryOf(kBackward, kF32Vector, SwiGluBackwardKernel<float, kVectorOf<float>>),
-          EntryOf(kBackward, kBf16Scalar, SwiGluBackwardKernel<Bf16, 1>),
-          EntryOf(kBackward, kBf16Vector, SwiGluBackwardKernel<Bf16, kVectorOf<Bf16>>),
-          EntryOf(kAdd, kF32Scalar, AddInPlaceKernel<float, 1>),
-          EntryOf(kAdd, kF32Vector, AddInPlaceKernel<float, kVectorOf<float>>),
-          EntryOf(kAdd, kBf16Scalar, AddInPlaceKernel<Bf16, 1>),
-          EntryOf(kAdd, kBf16Vector, AddInPlaceKernel<Bf16, kVectorOf<Bf16>>)};
+  std::vector<KernelEntry> entries;
+  ForEachFloat([&](auto type) { AddActivations<decltype(type)>(entries); });
+  return entries;
 }
 
 }  // namespace ravel::kernels::cuda

@@ -393,7 +393,7 @@ void AddKernels(int32_t variant, std::vector<KernelEntry>& entries) {
 
 }  // namespace
 
-// Variants: 4 for bf16, plus the logarithm of the largest head size over 32.
+// Variants: 4 for bf16 and 8 for fp16, plus the logarithm of the largest head size over 32.
 std::vector<KernelEntry> AttentionKernels() {
   std::vector<KernelEntry> entries;
   AddKernels<float, 32>(0, entries);
@@ -404,6 +404,10 @@ std::vector<KernelEntry> AttentionKernels() {
   AddKernels<Bf16, 64>(5, entries);
   AddKernels<Bf16, 128>(6, entries);
   AddKernels<Bf16, 256>(7, entries);
+  AddKernels<Fp16, 32>(8, entries);
+  AddKernels<Fp16, 64>(9, entries);
+  AddKernels<Fp16, 128>(10, entries);
+  AddKernels<Fp16, 256>(11, entries);
   return entries;
 }
 

@@ -16,7 +16,8 @@ namespace ravel::kernels::cuda {
 namespace {
 
 constexpr int64_t kScratchAlignment = 256;
-constexpr int64_t kVectorElements = 8;  // bf16 elements of 16 bytes
+constexpr int64_t kVectorElements = 8;  // bf16 or fp16 elements of 16 bytes
+constexpr int32_t kFp16 = 2;            // common/dtype.h
 
 GraphSize PackedStride(const GraphSize& size) {
   return {size[1] * size[2] * size[3], size[2] * size[3], size[3], 1};
@@ -26,6 +27,9 @@ GraphSize PackedStride(const GraphSize& size) {
 class Builder {
  public:
   explicit Builder(const RavelCudaAttention& attention) : a_(attention) {}
+
+  // The type of operands, and of what a matrix product reads of scores.
+  GraphType Narrow() const { return a_.type == kFp16 ? GraphType::kFp16 : GraphType::kBf16; }
 
   size_t Add(const GraphTensor& tensor) {
     graph_.tensors.push_back(tensor);
@@ -52,14 +56,14 @@ class Builder {
   size_t Heads(GraphRole role, int64_t heads, int64_t token_stride) {
     return Add({.size = {a_.sequences, heads, a_.sequence_tokens, a_.head_size},
                 .stride = {a_.sequence_tokens * token_stride, a_.head_size, token_stride, 1},
-                .type = GraphType::kBf16,
+                .type = Narrow(),
                 .role = role});
   }
   // The same memory as [sequences, heads, head_size, tokens].
   size_t FlippedHeads(GraphRole role, int64_t heads, int64_t token_stride) {
     return Add({.size = {a_.sequences, heads, a_.head_size, a_.sequence_tokens},
                 .stride = {a_.sequence_tokens * token_stride, a_.head_size, 1, token_stride},
-                .type = GraphType::kBf16,
+                .type = Narrow(),
                 .role = role});
   }
   size_t LogSumExp() {
@@ -107,13 +111,13 @@ class Builder {
     const size_t lowest = Scalar(-std::numeric_limits<float>::infinity());
     return Scores(GraphOperator::kSelect, {scores, lowest, kept});
   }
-  // Rows and columns of scores exchanged, as bf16: what a gemm over queries reads.
+  // Rows and columns of scores exchanged, narrow: what a gemm over queries reads.
   size_t FlippedScores(size_t scores) {
     const int64_t tokens = a_.sequence_tokens;
     const GraphSize stride = PackedStride(ScoreSize());
     const size_t output = Add({.size = {a_.sequences, a_.query_heads, tokens, tokens},
                                .stride = {stride[0], stride[1], 1, tokens},
-                               .type = GraphType::kBf16});
+                               .type = Narrow()});
     Into(GraphOperator::kReshape, {scores}, output);
     return output;
   }
@@ -123,7 +127,7 @@ class Builder {
       Into(GraphOperator::kMatmul, {weights, rows}, output);
       return;
     }
-    const size_t per_head = Virtual(QuerySize(), GraphType::kBf16);
+    const size_t per_head = Virtual(QuerySize(), Narrow());
     Into(GraphOperator::kMatmul, {weights, rows}, per_head);
     Into(GraphOperator::kSum, {per_head}, output);
   }
@@ -140,7 +144,7 @@ void QueryGradient(const RavelCudaAttention& a, size_t ds, size_t keys, Builder&
   const size_t upright =
       graph.Add({.size = {a.sequences, a.kv_heads, a.sequence_tokens, a.head_size},
                  .stride = {a.sequence_tokens * a.k_stride, a.head_size, a.k_stride, 1},
-                 .type = GraphType::kBf16});
+                 .type = graph.Narrow()});
   graph.Into(GraphOperator::kReshape, {keys}, upright);
   const size_t dq = graph.Heads(GraphRole::kDQ, a.query_heads, a.dq_stride);
   if (a.deterministic != 0) {
@@ -167,7 +171,7 @@ AttentionGraph ForwardAttentionGraph(const RavelCudaAttention& a) {
   const size_t sum = graph.Rows(GraphOperator::kSum, {weights});
   const size_t log = graph.Rows(GraphOperator::kLog, {sum});
   graph.Into(GraphOperator::kAdd, {max, log}, graph.LogSumExp());
-  const size_t shares = graph.Virtual(graph.ScoreSize(), GraphType::kBf16);
+  const size_t shares = graph.Virtual(graph.ScoreSize(), graph.Narrow());
   graph.Into(GraphOperator::kDivide, {weights, sum}, shares);
   const size_t v = graph.Heads(GraphRole::kV, a.kv_heads, a.v_stride);
   graph.Into(GraphOperator::kMatmul,

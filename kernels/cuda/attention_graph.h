@@ -14,7 +14,7 @@
 
 namespace ravel::kernels::cuda {
 
-enum class GraphType { kBf16, kF32, kInt32, kBoolean };
+enum class GraphType { kBf16, kFp16, kF32, kInt32, kBoolean };
 
 // The role of a graph's tensor for the caller.
 enum class GraphRole {

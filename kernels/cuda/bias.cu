@@ -1,8 +1,7 @@
 // Rows added to every row of a matrix (a bias, learned positions), and the gradients of those.
 // Memory-bound: one read, and where x changes one write, of x.
 
-#include "kernels/cuda/device_math.cuh"
-#include "kernels/cuda/kernel_table.h"
+#include "kernels/cuda/float_variants.cuh"
 
 namespace ravel::kernels::cuda {
 namespace {
@@ -84,31 +83,40 @@ __global__ void __launch_bounds__(kFlatThreads)
   }
 }
 
-void AddRowsKernels(Kernel kernel, std::vector<KernelEntry>& entries) {
-  entries.push_back(EntryOf(kernel, kF32Scalar, AddRowsKernel<float, 1>));
-  entries.push_back(EntryOf(kernel, kF32Vector, AddRowsKernel<float, kVectorOf<float>>));
-  entries.push_back(EntryOf(kernel, kBf16Scalar, AddRowsKernel<Bf16, 1>));
-  entries.push_back(EntryOf(kernel, kBf16Vector, AddRowsKernel<Bf16, kVectorOf<Bf16>>));
+template <typename T>
+void AddBiases(std::vector<KernelEntry>& entries) {
+  constexpr int kWidth = kVectorOf<T>;
+  AddPair<T>(Kernel::kAddBias, AddRowsKernel<T, 1>, AddRowsKernel<T, kWidth>, entries);
+  AddPair<T>(Kernel::kAddPositions, AddRowsKernel<T, 1>, AddRowsKernel<T, kWidth>, entries);
+  AddPair<T>(
+      Kernel::kBiasGradient, BiasGradientKernel<T, 1>, BiasGradientKernel<T, kWidth>, entries);
+}
+
+template <typename T>
+void AddPositionGradients(std::vector<KernelEntry>& entries) {
+  AddPair<T>(Kernel::kPositionGradient,
+             PositionGradientKernel<T, T, 1>,
+             PositionGradientKernel<T, T, kVectorOf<T>>,
+             entries);
+}
+
+template <typename T>
+void AddWidePositionGradients(std::vector<KernelEntry>& entries) {
+  AddWidePair<T>(Kernel::kPositionGradient,
+                 PositionGradientKernel<T, float, 1>,
+                 PositionGradientKernel<T, float, kVectorOf<T>>,
+                 entries);
 }
 
 }  // namespace
 
 std::vector<KernelEntry> BiasKernels() {
-  constexpr Kernel kBias = Kernel::kBiasGradient;
-  constexpr Kernel kPosition = Kernel::kPositionGradient;
-  std::vector<KernelEntry> entries = {
-      EntryOf(kBias, kF32Scalar, BiasGradientKernel<float, 1>),
-      EntryOf(kBias, kF32Vector, BiasGradientKernel<float, kVectorOf<float>>),
-      EntryOf(kBias, kBf16Scalar, BiasGradientKernel<Bf16, 1>),
-      EntryOf(kBias, kBf16Vector, BiasGradientKernel<Bf16, kVectorOf<Bf16>>),
-      EntryOf(kPosition, kF32Scalar, PositionGradientKernel<float, float, 1>),
-      EntryOf(kPosition, kF32Vector, PositionGradientKernel<float, float, kVectorOf<float>>),
-      EntryOf(kPosition, kBf16Scalar, PositionGradientKernel<Bf16, Bf16, 1>),
-      EntryOf(kPosition, kBf16Vector, PositionGradientKernel<Bf16, Bf16, kVectorOf<Bf16>>),
-      EntryOf(kPosition, kMixedScalar, PositionGradientKernel<Bf16, float, 1>),
-      EntryOf(kPosition, kMixedVector, PositionGradientKernel<Bf16, float, kVectorOf<Bf16>>)};
-  AddRowsKernels(Kernel::kAddBias, entries);
-  AddRowsKernels(Kernel::kAddPositions, entries);
+  std::vector<KernelEntry> entries;
+  ForEachFloat([&](auto type) { AddBiases<decltype(type)>(entries); });
+  AddPositionGradients<float>(entries);
+  AddPositionGradients<Bf16>(entries);
+  AddWidePositionGradients<Bf16>(entries);
+  AddWidePositionGradients<Fp16>(entries);
   return entries;
 }
 

@@ -2,8 +2,7 @@
 // transposition turns 32 x 32 tiles in shared memory, so that both sides are read and written along
 // rows.
 
-#include "kernels/cuda/device_math.cuh"
-#include "kernels/cuda/kernel_table.h"
+#include "kernels/cuda/float_variants.cuh"
 #include "kernels/scalar/bfloat16.h"
 
 namespace ravel::kernels::cuda {
@@ -66,18 +65,25 @@ __global__ void __launch_bounds__(kFlatThreads) FillKernel(const __grid_constant
   }
 }
 
+// fp32 to T, and back.
+template <typename T>
+void AddCasts(std::vector<KernelEntry>& entries) {
+  constexpr int kWidth = kVectorOf<float>;
+  AddPair<T>(Kernel::kCast, CastKernel<float, T, 1>, CastKernel<float, T, kWidth>, entries);
+  AddWidePair<T>(Kernel::kCast, CastKernel<T, float, 1>, CastKernel<T, float, kWidth>, entries);
+}
+
 }  // namespace
 
 std::vector<KernelEntry> CastKernels() {
-  constexpr int kWidth = kVectorOf<float>;
-  return {EntryOf(Kernel::kCast, kBf16Scalar, CastKernel<float, Bf16, 1>),  // to bf16
-          EntryOf(Kernel::kCast, kBf16Vector, CastKernel<float, Bf16, kWidth>),
-          EntryOf(Kernel::kCast, kMixedScalar, CastKernel<Bf16, float, 1>),  // from bf16
-          EntryOf(Kernel::kCast, kMixedVector, CastKernel<Bf16, float, kWidth>),
-          EntryOf(Kernel::kTranspose, kF32Scalar, TransposeKernel<uint32_t>),
-          EntryOf(Kernel::kTranspose, kBf16Scalar, TransposeKernel<uint16_t>),
-          EntryOf(Kernel::kFill, kF32Scalar, FillKernel<uint32_t>),
-          EntryOf(Kernel::kFill, kBf16Scalar, FillKernel<uint16_t>)};
+  std::vector<KernelEntry> entries = {
+      EntryOf(Kernel::kTranspose, kF32Scalar, TransposeKernel<uint32_t>),
+      EntryOf(Kernel::kTranspose, kBf16Scalar, TransposeKernel<uint16_t>),
+      EntryOf(Kernel::kFill, kF32Scalar, FillKernel<uint32_t>),
+      EntryOf(Kernel::kFill, kBf16Scalar, FillKernel<uint16_t>)};
+  AddCasts<Bf16>(entries);
+  AddCasts<Fp16>(entries);
+  return entries;
 }
 
 }  // namespace ravel::kernels::cuda

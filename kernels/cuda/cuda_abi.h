@@ -56,8 +56,8 @@ struct RavelCudaLaunch {
   uint64_t param_bytes;
 };
 
-// c [m, n] (=|+=) op(a) * op(b), row-major, sums in fp32. Types are those of common/dtype.h: fp32
-// or bf16, one for a and b; or codes (E4M3, E5M2), each with a type of its own, where c (=|+=)
+// c [m, n] (=|+=) op(a) * op(b), row-major, sums in fp32. Types are those of common/dtype.h: fp32,
+// bf16 or fp16, one for a and b; or codes (E4M3, E5M2), each with a type of its own, where c (=|+=)
 // *scale_a * *scale_b * (op(a) * op(b)), or products are scaled block by block: forms are
 // those of common/gemm_scales.h. Codes of two to a byte have the type u8 and the form kBlocks16;
 // their strides are in codes, and c = factors[0] * (op(a) * op(b)) + factors[1] * c.
@@ -101,10 +101,10 @@ struct RavelCudaGemmBuffers {
   const float* factors;  // [2], of kBlocks16, in memory of the device; else null
 };
 
-// Causal attention of bf16 heads through cuDNN; shapes as kernels/attention.h has them. Strides are
-// in elements from one token to the next; the heads of a token lie side by side. log_sum_exp is
-// fp32 and packed: [sequences][query_heads][sequence_tokens]. Gradients' strides are 0 in a forward
-// description.
+// Causal attention of bf16 or fp16 heads through cuDNN; shapes as kernels/attention.h has them.
+// Strides are in elements from one token to the next; the heads of a token lie side by side.
+// log_sum_exp is fp32 and packed: [sequences][query_heads][sequence_tokens]. Gradients' strides are
+// 0 in a forward description.
 struct RavelCudaAttention {
   int64_t sequences;
   int64_t sequence_tokens;
@@ -122,7 +122,7 @@ struct RavelCudaAttention {
   float scale;
   int32_t backward;
   int32_t deterministic;
-  int32_t reserved;
+  int32_t type;  // of common/dtype.h
 };
 
 struct RavelCudaAttentionPlan {

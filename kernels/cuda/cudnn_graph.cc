@@ -28,6 +28,8 @@ cudnnDataType_t TypeOf(GraphType type) {
   switch (type) {
     case GraphType::kBf16:
       return CUDNN_DATA_BFLOAT16;
+    case GraphType::kFp16:
+      return CUDNN_DATA_HALF;
     case GraphType::kF32:
       return CUDNN_DATA_FLOAT;
     case GraphType::kInt32:

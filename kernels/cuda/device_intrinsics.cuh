@@ -14,6 +14,18 @@ __device__ inline uint16_t Bf16NearestBits(float x) {
   return bits;
 }
 
+// fp16 of an fp32, to nearest even, and back, exactly.
+__device__ inline uint16_t Fp16NearestBits(float x) {
+  uint16_t bits;
+  asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(x));
+  return bits;
+}
+__device__ inline float Fp16ValueOf(uint16_t bits) {
+  float x;
+  asm("cvt.f32.f16 %0, %1;" : "=f"(x) : "h"(bits));
+  return x;
+}
+
 // Combines the values of kLanes neighbouring lanes pairwise, in the same tree for each of them;
 // `combine` is commutative.
 template <int kLanes, typename T, typename Combine>

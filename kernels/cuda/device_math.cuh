@@ -1,7 +1,7 @@
 #pragma once
 
-// Device functions that kernels share: bf16, 16-byte packs, sums over a warp and a block in a fixed
-// order.
+// Device functions that kernels share: bf16 and fp16, 16-byte packs, sums over a warp and a block
+// in a fixed order.
 
 #include <cstdint>
 
@@ -13,11 +13,18 @@ struct Bf16 {
   uint16_t bits;
 };
 
+struct Fp16 {
+  uint16_t bits;
+};
+
 __device__ inline float ToFloat(float x) {
   return x;
 }
 __device__ inline float ToFloat(Bf16 x) {
   return __uint_as_float(uint32_t{x.bits} << 16);
+}
+__device__ inline float ToFloat(Fp16 x) {
+  return Fp16ValueOf(x.bits);
 }
 
 template <typename T>
@@ -29,6 +36,10 @@ __device__ inline float FromFloat<float>(float x) {
 template <>
 __device__ inline Bf16 FromFloat<Bf16>(float x) {  // to nearest even
   return {Bf16NearestBits(x)};
+}
+template <>
+__device__ inline Fp16 FromFloat<Fp16>(float x) {  // to nearest even; what is too large is infinite
+  return {Fp16NearestBits(x)};
 }
 
 // Elements of a 16-byte access, or one.

@@ -4,8 +4,7 @@
 // adds their rows in token order, so equal inputs give equal bits without atomics or a sort; the
 // search reads the ids once per block, from cache: tokens^2 * 4 bytes in all.
 
-#include "kernels/cuda/device_math.cuh"
-#include "kernels/cuda/kernel_table.h"
+#include "kernels/cuda/float_variants.cuh"
 
 namespace ravel::kernels::cuda {
 namespace {
@@ -132,23 +131,44 @@ __global__ void __launch_bounds__(kFlatThreads)
   }
 }
 
+template <typename T>
+void AddForward(std::vector<KernelEntry>& entries) {
+  AddPair<T>(Kernel::kEmbeddingForward,
+             EmbeddingForwardKernel<T, T, 1>,
+             EmbeddingForwardKernel<T, T, kVectorOf<T>>,
+             entries);
+}
+
+template <typename T>
+void AddBackward(std::vector<KernelEntry>& entries) {
+  AddPair<T>(Kernel::kEmbeddingBackward,
+             EmbeddingBackwardKernel<T, T, 1>,
+             EmbeddingBackwardKernel<T, T, kVectorOf<T>>,
+             entries);
+}
+
+template <typename T>
+void AddWide(std::vector<KernelEntry>& entries) {
+  AddWidePair<T>(Kernel::kEmbeddingForward,
+                 EmbeddingForwardKernel<T, float, 1>,
+                 EmbeddingForwardKernel<T, float, kVectorOf<T>>,
+                 entries);
+  AddWidePair<T>(Kernel::kEmbeddingBackward,
+                 EmbeddingBackwardKernel<T, float, 1>,
+                 EmbeddingBackwardKernel<T, float, kVectorOf<T>>,
+                 entries);
+}
+
 }  // namespace
 
 std::vector<KernelEntry> EmbeddingKernels() {
-  constexpr Kernel kForward = Kernel::kEmbeddingForward;
-  constexpr Kernel kBackward = Kernel::kEmbeddingBackward;
-  return {EntryOf(kForward, kF32Scalar, EmbeddingForwardKernel<float, float, 1>),
-          EntryOf(kForward, kF32Vector, EmbeddingForwardKernel<float, float, kVectorOf<float>>),
-          EntryOf(kForward, kBf16Scalar, EmbeddingForwardKernel<Bf16, Bf16, 1>),
-          EntryOf(kForward, kBf16Vector, EmbeddingForwardKernel<Bf16, Bf16, kVectorOf<Bf16>>),
-          EntryOf(kForward, kMixedScalar, EmbeddingForwardKernel<Bf16, float, 1>),
-          EntryOf(kForward, kMixedVector, EmbeddingForwardKernel<Bf16, float, kVectorOf<Bf16>>),
-          EntryOf(kBackward, kF32Scalar, EmbeddingBackwardKernel<float, float, 1>),
-          EntryOf(kBackward, kF32Vector, EmbeddingBackwardKernel<float, float, kVectorOf<float>>),
-          EntryOf(kBackward, kBf16Scalar, EmbeddingBackwardKernel<Bf16, Bf16, 1>),
-          EntryOf(kBackward, kBf16Vector, EmbeddingBackwardKernel<Bf16, Bf16, kVectorOf<Bf16>>),
-          EntryOf(kBackward, kMixedScalar, EmbeddingBackwardKernel<Bf16, float, 1>),
-          EntryOf(kBackward, kMixedVector, EmbeddingBackwardKernel<Bf16, float, kVectorOf<Bf16>>)};
+  std::vector<KernelEntry> entries;
+  ForEachFloat([&](auto type) { AddForward<decltype(type)>(entries); });
+  AddBackward<float>(entries);
+  AddBackward<Bf16>(entries);
+  AddWide<Bf16>(entries);
+  AddWide<Fp16>(entries);
+  return entries;
 }
 
 }  // namespace ravel::kernels::cuda

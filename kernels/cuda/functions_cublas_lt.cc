@@ -19,6 +19,7 @@ namespace ravel::kernels::cuda {
 namespace {
 
 // common/dtype.h
+constexpr int32_t kFp16 = 2;
 constexpr int32_t kBf16 = 3;
 constexpr int32_t kPackedE2M1 = 12;  // u8
 constexpr int32_t kE4M3 = 14;
@@ -129,6 +130,8 @@ int32_t HandleOf(int32_t device, cublasLtHandle_t* handle) {
 
 cudaDataType_t TypeOf(int32_t type) {
   switch (type) {
+    case kFp16:
+      return CUDA_R_16F;
     case kBf16:
       return CUDA_R_16BF;
     case kE4M3:

@@ -1,7 +1,7 @@
 // Matrix product without tensor cores: what runs where cuBLASLt is not installed or sums are
 // scaled, and what it is compared with. 64 x 64 tiles, 4 x 4 results per thread, fp32 sums over k
-// in order. Bound by fp32 arithmetic, at some ten percent of what tensor cores give for bf16.
-// Beside it, the factors of a gemm whose operands have a scale beside those of their blocks.
+// in order. Bound by fp32 arithmetic, at some ten percent of what tensor cores give for bf16 and
+// fp16. Beside it, the factors of a gemm whose operands have a scale beside those of their blocks.
 
 #include "kernels/cuda/device_math.cuh"
 #include "kernels/cuda/kernel_table.h"
@@ -108,7 +108,9 @@ std::vector<KernelEntry> GemmKernels() {
   return {EntryOf(Kernel::kGemmFactors, 0, GemmFactorsKernel),
           EntryOf(Kernel::kGemm, kF32Scalar, GemmKernel<float, float>),
           EntryOf(Kernel::kGemm, kBf16Scalar, GemmKernel<Bf16, Bf16>),
-          EntryOf(Kernel::kGemm, kMixedScalar, GemmKernel<Bf16, float>)};
+          EntryOf(Kernel::kGemm, kMixedScalar, GemmKernel<Bf16, float>),
+          EntryOf(Kernel::kGemm, kFp16Scalar, GemmKernel<Fp16, Fp16>),
+          EntryOf(Kernel::kGemm, kFp16MixedScalar, GemmKernel<Fp16, float>)};
 }
 
 }  // namespace ravel::kernels::cuda

@@ -2,8 +2,7 @@
 // Memory-bound. Each warp keeps its part of the weight's gradient in registers until it has seen
 // all its heads, so partial sums are few and their order is fixed.
 
-#include "kernels/cuda/device_math.cuh"
-#include "kernels/cuda/kernel_table.h"
+#include "kernels/cuda/float_variants.cuh"
 
 namespace ravel::kernels::cuda {
 namespace {
@@ -84,13 +83,19 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
+template <typename T>
+void AddNorms(std::vector<KernelEntry>& entries) {
+  constexpr int32_t kVariant = VariantsOf<T>::kScalar;
+  entries.push_back(EntryOf(Kernel::kHeadNormForward, kVariant, HeadNormForwardKernel<T>));
+  entries.push_back(EntryOf(Kernel::kHeadNormBackward, kVariant, HeadNormBackwardKernel<T>));
+}
+
 }  // namespace
 
 std::vector<KernelEntry> HeadNormKernels() {
-  return {EntryOf(Kernel::kHeadNormForward, kF32Scalar, HeadNormForwardKernel<float>),
-          EntryOf(Kernel::kHeadNormForward, kBf16Scalar, HeadNormForwardKernel<Bf16>),
-          EntryOf(Kernel::kHeadNormBackward, kF32Scalar, HeadNormBackwardKernel<float>),
-          EntryOf(Kernel::kHeadNormBackward, kBf16Scalar, HeadNormBackwardKernel<Bf16>)};
+  std::vector<KernelEntry> entries;
+  ForEachFloat([&](auto type) { AddNorms<decltype(type)>(entries); });
+  return entries;
 }
 
 }  // namespace ravel::kernels::cuda

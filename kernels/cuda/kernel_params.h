@@ -3,18 +3,19 @@
 // The kernels of libravel_cuda.so by name, and the one argument of each. Both sides of the C
 // interface include this file, so a change here raises kCudaAbiVersion. Pointers are device
 // addresses; strides and counts are in elements. No argument has padding: they are compared byte by
-// byte (kernels/cuda_host/cuda_calls.h). Standard library only, but for quantize_params.h and
-// update_params.h.
+// byte (kernels/cuda_host/cuda_calls.h). Standard library only, but for the other files of params.
 
 #include <cstdint>
 
 #include "kernels/cuda/gemm_params.h"
 #include "kernels/cuda/quantize_params.h"
+#include "kernels/cuda/statistics_params.h"
 #include "kernels/cuda/update_params.h"
 
 namespace ravel::kernels::cuda {
 
-// Strided kernels come as fp32 and bf16, each with 16-byte accesses or with one element at a time.
+// Strided kernels come as fp32, bf16 and fp16, each with 16-byte accesses or with one element at a
+// time.
 enum class Kernel : int32_t {
   kRmsNormForward,
   kRmsNormBackward,
@@ -89,7 +90,7 @@ constexpr int32_t KernelId(Kernel kernel, int32_t variant) {
   return static_cast<int32_t>(kernel) * kKernelVariants + variant;
 }
 
-// Variants of most kernels. "Mixed" reads bf16 and writes fp32.
+// Variants of most kernels. "Mixed" reads bf16, or fp16, and writes fp32.
 enum Variant : int32_t {
   kF32Scalar = 0,
   kF32Vector = 1,
@@ -97,6 +98,10 @@ enum Variant : int32_t {
   kBf16Vector = 3,
   kMixedScalar = 4,
   kMixedVector = 5,
+  kFp16Scalar = 6,
+  kFp16Vector = 7,
+  kFp16MixedScalar = 8,
+  kFp16MixedVector = 9,
 };
 
 inline constexpr int kWarpThreads = 32;
@@ -357,6 +362,9 @@ struct CrossEntropyParams {
   int64_t logits_stride;
   int64_t tokens;
   int64_t vocabulary;
+  const float* device_loss_scale;  // read in place of `loss_scale` when present
+  float loss_scale;                // of gradients
+  int32_t unused = 0;
 };
 
 // A block of the vocabulary; `statistics` are its three rows.
@@ -369,6 +377,9 @@ struct VocabularyBlockParams {
   int64_t tokens;
   int64_t columns;
   int64_t first_id;
+  const float* device_loss_scale;  // read in place of `loss_scale` when present
+  float loss_scale;                // of gradients
+  int32_t unused = 0;
 };
 
 struct VocabularyLossParams {
@@ -452,7 +463,7 @@ struct CastParams {
   const void* from;
   void* to;
   int64_t elements;
-  int32_t half_away;  // fp32 -> bf16: ties away from zero, not to even
+  int32_t half_away;  // fp32 -> bf16, not fp16: ties away from zero, not to even
   int32_t unused = 0;
 };
 
@@ -495,80 +506,6 @@ struct AttentionParams {
   int32_t kv_heads;
   int32_t head_size;
   float scale;
-};
-
-struct SumLossParams {
-  const float* losses;
-  const int32_t* targets;
-  double* sum;
-  int64_t* tokens;
-  int64_t elements;
-};
-
-// kernels::RowNode.
-struct DeviceRowNode {
-  int64_t first_row;
-  int64_t level;
-};
-
-// A block per node.
-struct SumRowNodesParams {
-  const float* row_sums;
-  const DeviceRowNode* nodes;
-  double* out;
-  int64_t rows;
-  int64_t count;
-};
-
-struct CountFlagsParams {
-  uint32_t* flags;
-  int64_t* counts;
-  int64_t count;
-};
-
-// kernels::SumStep.
-struct DeviceSumStep {
-  int32_t a;
-  int32_t b;
-};
-
-// kernels::StepOutcome.
-struct DeviceStepOutcome {
-  int64_t updates;
-  int64_t step;
-  double squared_norm;
-  int64_t non_finite;
-  int64_t target_tokens;
-  int32_t apply;
-  DeviceUpdateScalars scalars;
-  int32_t unused = 0;
-};
-
-// kernels::UpdateHyper.
-struct DeviceUpdateHyper {
-  double beta1;
-  double beta2;
-  double epsilon;
-  double weight_decay;
-  double learning_rate;
-};
-
-// One block.
-struct DecideUpdateParams {
-  const int64_t* messages;  // words; some are fp64
-  const DeviceSumStep* steps;
-  const int64_t* level_ends;
-  double* sums;
-  DeviceStepOutcome* outcome;
-  int64_t ranks;
-  int64_t words;
-  int64_t tensors;
-  int64_t levels;
-  int64_t step_count;
-  double clip_norm;
-  DeviceUpdateHyper hyper;
-  int32_t total;
-  int32_t unused = 0;
 };
 
 // Dynamic shared memory of an attention kernel compiled for heads of at most `head_limit`: tiles of

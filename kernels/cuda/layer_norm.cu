@@ -1,8 +1,7 @@
 // LayerNorm, one block per row: mean, variance and result each read the row, from cache after the
 // first time. Memory-bound.
 
-#include "kernels/cuda/device_math.cuh"
-#include "kernels/cuda/kernel_table.h"
+#include "kernels/cuda/float_variants.cuh"
 
 namespace ravel::kernels::cuda {
 namespace {
@@ -179,19 +178,24 @@ __global__ void __launch_bounds__(kNormMaxThreads)
   }
 }
 
+template <typename T>
+void AddNorms(std::vector<KernelEntry>& entries) {
+  AddPair<T>(Kernel::kLayerNormForward,
+             LayerNormForwardKernel<T, 1>,
+             LayerNormForwardKernel<T, kVectorOf<T>>,
+             entries);
+  AddPair<T>(Kernel::kLayerNormBackward,
+             LayerNormBackwardKernel<T, 1>,
+             LayerNormBackwardKernel<T, kVectorOf<T>>,
+             entries);
+}
+
 }  // namespace
 
 std::vector<KernelEntry> LayerNormKernels() {
-  constexpr Kernel kForward = Kernel::kLayerNormForward;
-  constexpr Kernel kBackward = Kernel::kLayerNormBackward;
-  return {EntryOf(kForward, kF32Scalar, LayerNormForwardKernel<float, 1>),
-          EntryOf(kForward, kF32Vector, LayerNormForwardKernel<float, kVectorOf<float>>),
-          EntryOf(kForward, kBf16Scalar, LayerNormForwardKernel<Bf16, 1>),
-          EntryOf(kForward, kBf16Vector, LayerNormForwardKernel<Bf16, kVectorOf<Bf16>>),
-          EntryOf(kBackward, kF32Scalar, LayerNormBackwardKernel<float, 1>),
-          EntryOf(kBackward, kF32Vector, LayerNormBackwardKernel<float, kVectorOf<float>>),
-          EntryOf(kBackward, kBf16Scalar, LayerNormBackwardKernel<Bf16, 1>),
-          EntryOf(kBackward, kBf16Vector, LayerNormBackwardKernel<Bf16, kVectorOf<Bf16>>)};
+  std::vector<KernelEntry> entries;
+  ForEachFloat([&](auto type) { AddNorms<decltype(type)>(entries); });
+  return entries;
 }
 
 }  // namespace ravel::kernels::cuda

@@ -1,9 +1,9 @@
 // Cross-entropy of rows of logits, one block per token: the largest logit and the sum of
 // exponentials in one pass, then (for the gradient) softmax - one-hot in place. Logits come from
-// the gemm before and mostly still lie in the second-level cache. Memory-bound.
+// the gemm before and mostly still lie in the second-level cache. Memory-bound. The loss scale of
+// fp16, a power of two, rounds nothing.
 
-#include "kernels/cuda/device_math.cuh"
-#include "kernels/cuda/kernel_table.h"
+#include "kernels/cuda/float_variants.cuh"
 #include "kernels/cuda/row_softmax.cuh"
 
 namespace ravel::kernels::cuda {
@@ -34,6 +34,7 @@ __global__ void __launch_bounds__(1024)
     if constexpr (kGradient) {
       __syncthreads();  // everyone has read the target's logit
       const float scale = 1.0f / softmax.sum;
+      const float widen = LossScaleOf(p);
       for (int64_t j = int64_t{threadIdx.x} * kWidth; j < p.vocabulary; j += blockDim.x * kWidth) {
         float x[kWidth];
         Load<T, kWidth>(row + j, x);
@@ -41,7 +42,7 @@ __global__ void __launch_bounds__(1024)
         for (int i = 0; i < kWidth; ++i) {
           const float shifted = x[i] - softmax.max;
           x[i] = target < 0 || shifted < kSoftmaxFloor ? 0.0f : expf(shifted) * scale;
-          x[i] -= j + i == target ? 1.0f : 0.0f;
+          x[i] = (x[i] - (j + i == target ? 1.0f : 0.0f)) * widen;
         }
         Store<T, kWidth>(row + j, x);
       }
@@ -49,19 +50,24 @@ __global__ void __launch_bounds__(1024)
   }
 }
 
+template <typename T>
+void AddLoss(std::vector<KernelEntry>& entries) {
+  AddPair<T>(Kernel::kCrossEntropyLoss,
+             CrossEntropyKernel<T, 1, false>,
+             CrossEntropyKernel<T, kVectorOf<T>, false>,
+             entries);
+  AddPair<T>(Kernel::kCrossEntropyGradient,
+             CrossEntropyKernel<T, 1, true>,
+             CrossEntropyKernel<T, kVectorOf<T>, true>,
+             entries);
+}
+
 }  // namespace
 
 std::vector<KernelEntry> LossKernels() {
-  constexpr Kernel kLoss = Kernel::kCrossEntropyLoss;
-  constexpr Kernel kGradient = Kernel::kCrossEntropyGradient;
-  return {EntryOf(kLoss, kF32Scalar, CrossEntropyKernel<float, 1, false>),
-          EntryOf(kLoss, kF32Vector, CrossEntropyKernel<float, kVectorOf<float>, false>),
-          EntryOf(kLoss, kBf16Scalar, CrossEntropyKernel<Bf16, 1, false>),
-          EntryOf(kLoss, kBf16Vector, CrossEntropyKernel<Bf16, kVectorOf<Bf16>, false>),
-          EntryOf(kGradient, kF32Scalar, CrossEntropyKernel<float, 1, true>),
-          EntryOf(kGradient, kF32Vector, CrossEntropyKernel<float, kVectorOf<float>, true>),
-          EntryOf(kGradient, kBf16Scalar, CrossEntropyKernel<Bf16, 1, true>),
-          EntryOf(kGradient, kBf16Vector, CrossEntropyKernel<Bf16, kVectorOf<Bf16>, true>)};
+  std::vector<KernelEntry> entries;
+  ForEachFloat([&](auto type) { AddLoss<decltype(type)>(entries); });
+  return entries;
 }
 
 }  // namespace ravel::kernels::cuda

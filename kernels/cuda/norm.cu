@@ -2,8 +2,7 @@
 // backward reads dy and the sum once. Memory-bound. The trick: a row stays in registers between its
 // sum of squares and its scaling; what does not fit is read again, from cache.
 
-#include "kernels/cuda/device_math.cuh"
-#include "kernels/cuda/kernel_table.h"
+#include "kernels/cuda/float_variants.cuh"
 
 namespace ravel::kernels::cuda {
 namespace {
@@ -230,21 +229,26 @@ __global__ void __launch_bounds__(kFlatThreads)
   }
 }
 
+template <typename T>
+void AddNorms(std::vector<KernelEntry>& entries) {
+  AddPair<T>(Kernel::kRmsNormForward,
+             RmsNormForwardKernel<T, 1>,
+             RmsNormForwardKernel<T, kVectorOf<T>>,
+             entries);
+  AddPair<T>(Kernel::kRmsNormBackward,
+             RmsNormBackwardKernel<T, 1>,
+             RmsNormBackwardKernel<T, kVectorOf<T>>,
+             entries);
+}
+
 }  // namespace
 
 std::vector<KernelEntry> NormKernels() {
-  constexpr Kernel kForward = Kernel::kRmsNormForward;
-  constexpr Kernel kBackward = Kernel::kRmsNormBackward;
-  return {EntryOf(kForward, kF32Scalar, RmsNormForwardKernel<float, 1>),
-          EntryOf(kForward, kF32Vector, RmsNormForwardKernel<float, kVectorOf<float>>),
-          EntryOf(kForward, kBf16Scalar, RmsNormForwardKernel<Bf16, 1>),
-          EntryOf(kForward, kBf16Vector, RmsNormForwardKernel<Bf16, kVectorOf<Bf16>>),
-          EntryOf(kBackward, kF32Scalar, RmsNormBackwardKernel<float, 1>),
-          EntryOf(kBackward, kF32Vector, RmsNormBackwardKernel<float, kVectorOf<float>>),
-          EntryOf(kBackward, kBf16Scalar, RmsNormBackwardKernel<Bf16, 1>),
-          EntryOf(kBackward, kBf16Vector, RmsNormBackwardKernel<Bf16, kVectorOf<Bf16>>),
-          EntryOf(Kernel::kSumPartials, kF32Scalar, SumPartialsKernel<float>),
-          EntryOf(Kernel::kSumPartials, kBf16Scalar, SumPartialsKernel<Bf16>)};
+  std::vector<KernelEntry> entries = {
+      EntryOf(Kernel::kSumPartials, kF32Scalar, SumPartialsKernel<float>),
+      EntryOf(Kernel::kSumPartials, kBf16Scalar, SumPartialsKernel<Bf16>)};
+  ForEachFloat([&](auto type) { AddNorms<decltype(type)>(entries); });
+  return entries;
 }
 
 }  // namespace ravel::kernels::cuda

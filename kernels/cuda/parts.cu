@@ -2,8 +2,7 @@
 // the loss over blocks of a vocabulary, whose numbers meet per token. Memory-bound: each operand is
 // read once, but logits twice.
 
-#include "kernels/cuda/device_math.cuh"
-#include "kernels/cuda/kernel_table.h"
+#include "kernels/cuda/float_variants.cuh"
 #include "kernels/cuda/row_softmax.cuh"
 
 namespace ravel::kernels::cuda {
@@ -195,6 +194,7 @@ __global__ void __launch_bounds__(kFlatThreads)
 template <typename T, int kWidth>
 __global__ void __launch_bounds__(1024)
     VocabularyGradientKernel(const __grid_constant__ VocabularyBlockParams p) {
+  const float widen = LossScaleOf(p);
   for (int64_t token = blockIdx.x; token < p.tokens; token += gridDim.x) {
     T* row = static_cast<T*>(p.logits) + token * p.logits_stride;
     const int32_t target = p.targets[token];
@@ -208,32 +208,33 @@ __global__ void __launch_bounds__(1024)
       for (int i = 0; i < kWidth; ++i) {
         const float shifted = x[i] - max;
         x[i] = target < 0 || shifted < kSoftmaxFloor ? 0.0f : expf(shifted) * factor;
-        x[i] -= target >= 0 && j + i == hit ? 1.0f : 0.0f;
+        x[i] = (x[i] - (target >= 0 && j + i == hit ? 1.0f : 0.0f)) * widen;
       }
       Store<T, kWidth>(row + j, x);
     }
   }
 }
 
+template <typename T>
+void AddParts(std::vector<KernelEntry>& entries) {
+  AddPair<T>(Kernel::kSumParts, SumPartsKernel<T, 1>, SumPartsKernel<T, kVectorOf<T>>, entries);
+  AddPair<T>(Kernel::kVocabularyStatistics,
+             VocabularyStatisticsKernel<T, 1>,
+             VocabularyStatisticsKernel<T, kVectorOf<T>>,
+             entries);
+  AddPair<T>(Kernel::kVocabularyGradient,
+             VocabularyGradientKernel<T, 1>,
+             VocabularyGradientKernel<T, kVectorOf<T>>,
+             entries);
+}
+
 }  // namespace
 
 std::vector<KernelEntry> PartKernels() {
-  constexpr Kernel kSum = Kernel::kSumParts;
-  constexpr Kernel kStatistics = Kernel::kVocabularyStatistics;
-  constexpr Kernel kGradient = Kernel::kVocabularyGradient;
-  return {EntryOf(kSum, kF32Scalar, SumPartsKernel<float, 1>),
-          EntryOf(kSum, kF32Vector, SumPartsKernel<float, kVectorOf<float>>),
-          EntryOf(kSum, kBf16Scalar, SumPartsKernel<Bf16, 1>),
-          EntryOf(kSum, kBf16Vector, SumPartsKernel<Bf16, kVectorOf<Bf16>>),
-          EntryOf(kStatistics, kF32Scalar, VocabularyStatisticsKernel<float, 1>),
-          EntryOf(kStatistics, kF32Vector, VocabularyStatisticsKernel<float, kVectorOf<float>>),
-          EntryOf(kStatistics, kBf16Scalar, VocabularyStatisticsKernel<Bf16, 1>),
-          EntryOf(kStatistics, kBf16Vector, VocabularyStatisticsKernel<Bf16, kVectorOf<Bf16>>),
-          EntryOf(Kernel::kVocabularyLoss, kF32Scalar, VocabularyLossKernel),
-          EntryOf(kGradient, kF32Scalar, VocabularyGradientKernel<float, 1>),
-          EntryOf(kGradient, kF32Vector, VocabularyGradientKernel<float, kVectorOf<float>>),
-          EntryOf(kGradient, kBf16Scalar, VocabularyGradientKernel<Bf16, 1>),
-          EntryOf(kGradient, kBf16Vector, VocabularyGradientKernel<Bf16, kVectorOf<Bf16>>)};
+  std::vector<KernelEntry> entries = {
+      EntryOf(Kernel::kVocabularyLoss, kF32Scalar, VocabularyLossKernel)};
+  ForEachFloat([&](auto type) { AddParts<decltype(type)>(entries); });
+  return entries;
 }
 
 }  // namespace ravel::kernels::cuda

@@ -1,8 +1,7 @@
 // Rotary embedding in place: one read and one write of x, the table comes from cache. Memory-bound.
 // Rows over y, pairs of a row along x.
 
-#include "kernels/cuda/device_math.cuh"
-#include "kernels/cuda/kernel_table.h"
+#include "kernels/cuda/float_variants.cuh"
 
 namespace ravel::kernels::cuda {
 namespace {
@@ -36,13 +35,17 @@ __global__ void __launch_bounds__(kFlatThreads) RopeKernel(const __grid_constant
   }
 }
 
+template <typename T>
+void AddRope(std::vector<KernelEntry>& entries) {
+  AddPair<T>(Kernel::kRope, RopeKernel<T, 1>, RopeKernel<T, kVectorOf<T>>, entries);
+}
+
 }  // namespace
 
 std::vector<KernelEntry> RopeKernels() {
-  return {EntryOf(Kernel::kRope, kF32Scalar, RopeKernel<float, 1>),
-          EntryOf(Kernel::kRope, kF32Vector, RopeKernel<float, kVectorOf<float>>),
-          EntryOf(Kernel::kRope, kBf16Scalar, RopeKernel<Bf16, 1>),
-          EntryOf(Kernel::kRope, kBf16Vector, RopeKernel<Bf16, kVectorOf<Bf16>>)};
+  std::vector<KernelEntry> entries;
+  ForEachFloat([&](auto type) { AddRope<decltype(type)>(entries); });
+  return entries;
 }
 
 }  // namespace ravel::kernels::cuda

@@ -152,6 +152,7 @@ __global__ void __launch_bounds__(kFlatThreads)
   scalar::RecordOutcome(p.hyper,
                         __longlong_as_double(p.messages[scalar::kStatisticsRateWord]),
                         p.clip_norm,
+                        p.loss_scale,
                         totals,
                         outcome);
   *p.outcome = outcome;

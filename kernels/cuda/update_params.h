@@ -58,7 +58,7 @@ struct AdamWParams {
 
 struct ElementUpdateParams {
   float* main_weight;  // fp32 form, or null
-  uint16_t* weight;    // bf16 model weight; may be null in the fp32 form
+  uint16_t* weight;    // bf16 or fp16 model weight; may be null in the fp32 form
   int16_t* remainder;  // remainder form, or null
   const void* g;       // fp32, or bf16 in the bf16 variants
   void* m;             // fp32 or bf16
@@ -70,7 +70,7 @@ struct ElementUpdateParams {
   uint64_t seed;
   uint32_t step;
   DeviceUpdateScalars scalars;
-  int32_t unused = 0;
+  int32_t fp16_weight;  // not 0: of the fp32 form
 };
 
 // Argument of kGroupedUpdate, which has a variant per rule and type of the gradient

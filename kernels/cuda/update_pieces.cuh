@@ -34,7 +34,8 @@ __device__ inline DeviceUpdateScalars ScalarsFor(const DeviceUpdatePiece& piece,
   return scalars;
 }
 
-// `Params` has main_weight, weight and remainder: fp32, or a bf16 weight with its remainder.
+// `Params` has main_weight, weight and remainder: fp32, or a bf16 weight with its remainder. Beside
+// fp32 the weight may be fp16, which is the nearest.
 template <typename Params>
 __device__ inline float MainWeightAt(const Params& p, int64_t i) {
   return p.main_weight != nullptr
@@ -51,7 +52,7 @@ __device__ inline void StoreMainWeight(const Params& p, int64_t i, float x) {
     p.remainder[i] = split.remainder;
   }
   if (p.weight != nullptr) {
-    p.weight[i] = split.weight;
+    p.weight[i] = p.fp16_weight != 0 ? Fp16NearestBits(x) : split.weight;
   }
 }
 

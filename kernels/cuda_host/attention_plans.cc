@@ -13,11 +13,12 @@
 #include <absl/strings/str_cat.h>
 
 #include "common/check.h"
+#include "common/dtype.h"
 
 namespace ravel::kernels::cuda {
 namespace {
 
-constexpr int64_t kBf16Bytes = 2;
+constexpr int64_t kNarrowBytes = 2;  // of bf16 and fp16
 
 int64_t SmallestPrimeFactor(int64_t number) {
   for (int64_t factor = 2; factor * factor <= number; ++factor) {
@@ -32,7 +33,7 @@ template <typename Pointer>
 Pointer Advance(Pointer pointer, int64_t elements) {
   using Byte =
       std::conditional_t<std::is_const_v<std::remove_pointer_t<Pointer>>, const char, char>;
-  return pointer == nullptr ? pointer : static_cast<Byte*>(pointer) + elements * kBf16Bytes;
+  return pointer == nullptr ? pointer : static_cast<Byte*>(pointer) + elements * kNarrowBytes;
 }
 
 std::string TextOf(const RavelCudaAttentionPlan& plan,
@@ -56,6 +57,7 @@ std::string TextOf(const RavelCudaAttentionPlan& plan,
 std::string AttentionKey(const RavelCudaAttention& a) {
   std::string key = absl::StrCat(a.backward != 0 ? "bwd" : "fwd",
                                  a.backward != 0 && a.deterministic != 0 ? "-det-" : "-",
+                                 static_cast<DType>(a.type) == DType::kF16 ? "fp16-" : "",
                                  a.sequences,
                                  "x",
                                  a.sequence_tokens,

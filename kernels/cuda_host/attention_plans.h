@@ -17,8 +17,8 @@
 
 namespace ravel::kernels::cuda {
 
-// A description as a word: direction, sizes, strides, scale, deterministic or not;
-// "fwd-1x8192x32of8x128-s6144,6144,6144,4096-l8192-c3db504f3".
+// A description as a word: direction, type where it is fp16, sizes, strides, scale, deterministic
+// or not; "fwd-1x8192x32of8x128-s6144,6144,6144,4096-l8192-c3db504f3".
 std::string AttentionKey(const RavelCudaAttention& attention);
 
 // How a description is cut: sequences of a part, then key heads of a part; both divide.

@@ -289,7 +289,7 @@ class CudaStream final : public cuda::LaunchStream {
                        const cuda::GemmChoice& choice,
                        GemmForm form = GemmForm::kAtOnce);
 
-  // Chooses how attention of bf16 runs through cuDNN from here on; choices made so far are
+  // Chooses how attention of bf16 and fp16 runs through cuDNN from here on; choices made so far are
   // forgotten. For start-up. With more workspace, here or with the operands, fewer descriptions run
   // in parts.
   struct AttentionOptions {

@@ -40,6 +40,8 @@ std::string SumOf(const std::string& text) {
 
 std::string TypeName(int32_t dtype) {
   switch (static_cast<DType>(dtype)) {
+    case DType::kF16:
+      return "fp16";
     case DType::kBF16:
       return "bf16";
     case DType::kF8E4M3:

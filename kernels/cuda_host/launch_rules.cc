@@ -42,7 +42,15 @@ void RequireFlat(const TensorView& view, int64_t elements, DType dtype) {
 }
 
 void RequireFloat(const TensorView& view) {
+  CHECK_MSG(view.dtype == DType::kF32 || IsNarrow(view.dtype), "fp32, bf16 or fp16 is expected");
+}
+
+void RequireGradient(const TensorView& view) {
   CHECK_MSG(view.dtype == DType::kF32 || view.dtype == DType::kBF16, "fp32 or bf16 is expected");
+}
+
+bool IsNarrow(DType dtype) {
+  return dtype == DType::kBF16 || dtype == DType::kF16;
 }
 
 bool FitsVectors(std::initializer_list<TensorView> views) {
@@ -53,10 +61,22 @@ bool FitsVectors(std::initializer_list<TensorView> views) {
 
 Variant VariantFor(std::initializer_list<TensorView> views) {
   const bool vectors = FitsVectors(views);
-  if (views.begin()->dtype == DType::kBF16) {
-    return vectors ? kBf16Vector : kBf16Scalar;
+  switch (views.begin()->dtype) {
+    case DType::kBF16:
+      return vectors ? kBf16Vector : kBf16Scalar;
+    case DType::kF16:
+      return vectors ? kFp16Vector : kFp16Scalar;
+    default:
+      return vectors ? kF32Vector : kF32Scalar;
   }
-  return vectors ? kF32Vector : kF32Scalar;
+}
+
+Variant MixedVariantFor(std::initializer_list<TensorView> views) {
+  const bool vectors = FitsVectors(views);
+  if (views.begin()->dtype == DType::kF16) {
+    return vectors ? kFp16MixedVector : kFp16MixedScalar;
+  }
+  return vectors ? kMixedVector : kMixedScalar;
 }
 
 int64_t WidthOf(Variant variant) {
@@ -65,6 +85,8 @@ int64_t WidthOf(Variant variant) {
       return 4;
     case kBf16Vector:
     case kMixedVector:
+    case kFp16Vector:
+    case kFp16MixedVector:
       return 8;
     default:
       return 1;
@@ -72,7 +94,7 @@ int64_t WidthOf(Variant variant) {
 }
 
 Variant ScalarVariantOf(DType dtype) {
-  return dtype == DType::kBF16 ? kBf16Scalar : kF32Scalar;
+  return dtype == DType::kBF16 ? kBf16Scalar : dtype == DType::kF16 ? kFp16Scalar : kF32Scalar;
 }
 
 uint32_t FlatGrid(const LaunchStream& stream, int64_t accesses) {

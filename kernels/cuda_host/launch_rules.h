@@ -14,14 +14,19 @@ LaunchStream& LaunchStreamOf(Stream& stream);
 // As in kernels/dispatch.cc, for any element type.
 void RequireMatrix(const TensorView& view, int64_t rows, int64_t columns, DType dtype);
 void RequireFlat(const TensorView& view, int64_t elements, DType dtype);
-// fp32 or bf16.
+// fp32, bf16 or fp16; the second refuses fp16, which has no gradients of weights and no states.
 void RequireFloat(const TensorView& view);
+void RequireGradient(const TensorView& view);
+// bf16 or fp16.
+bool IsNarrow(DType dtype);
 
 // Returns true if every view and each of its rows begins at 16 bytes, and rows are whole accesses
 // of 16 bytes. Absent views do not matter, nor do strides of a single row.
 bool FitsVectors(std::initializer_list<TensorView> views);
-// fp32 or bf16 by the first view, 16-byte accesses where all fit.
+// By the type of the first view, 16-byte accesses where all fit.
 Variant VariantFor(std::initializer_list<TensorView> views);
+// The same where fp32 is written, of a narrow type.
+Variant MixedVariantFor(std::initializer_list<TensorView> views);
 // Elements of one access.
 int64_t WidthOf(Variant variant);
 Variant ScalarVariantOf(DType dtype);

@@ -1,8 +1,8 @@
 #pragma once
 
 // The host half of every op on a CUDA stream: checks, choice of kernel, grid, arguments. Contracts
-// are those of kernels/<op>.h, with these differences. Activations may be bf16 (sums are fp32
-// then); gradients of parameters may be fp32 or the type of the activations. Sums over rows have a
+// are those of kernels/<op>.h, with these differences. Activations may be bf16 or fp16 (sums
+// are fp32 then); gradients of parameters may be fp32 or, of bf16, bf16. Sums over rows have a
 // fixed order of their own. Ids are checked on the device, where a bad one ends the process.
 // Workspaces of loss and attention: the loss takes as many tokens at a time as its workspace has
 // rows; attention takes the larger of this one and the stream's. Nothing here waits, but

@@ -19,7 +19,7 @@ struct AttentionLaunch {
   int64_t sequences;
   int32_t variant;
   int32_t head_limit;  // that the variant is compiled for
-  bool bf16;
+  DType type;
 };
 
 AttentionLaunch LaunchOf(const AttentionShape& shape, const TensorView& q) {
@@ -37,8 +37,8 @@ AttentionLaunch LaunchOf(const AttentionShape& shape, const TensorView& q) {
   while ((int64_t{32} << bucket) < shape.head_size) {
     ++bucket;
   }
-  const bool bf16 = q.dtype == DType::kBF16;
-  return {q.rows(), sequences, bucket + (bf16 ? 4 : 0), 32 << bucket, bf16};
+  const int32_t first = q.dtype == DType::kBF16 ? 4 : q.dtype == DType::kF16 ? 8 : 0;
+  return {q.rows(), sequences, first + bucket, 32 << bucket, q.dtype};
 }
 
 AttentionParams ParamsOf(const AttentionShape& shape,
@@ -104,6 +104,7 @@ RavelCudaAttention DescriptionOf(const AttentionShape& shape,
   attention.dk_stride = params.dk_stride;
   attention.dv_stride = params.dv_stride;
   attention.scale = shape.scale;
+  attention.type = static_cast<int32_t>(launch.type);
   return attention;
 }
 
@@ -131,7 +132,8 @@ bool RunThroughCudnn(LaunchStream& on,
                      const AttentionLaunch& launch,
                      const AttentionParams& p,
                      const TensorView& workspace) {
-  if (!launch.bf16 || !OnVectors({p.q, p.k, p.v, p.out, p.log_sum_exp, p.dout, p.dq, p.dk, p.dv})) {
+  if (!IsNarrow(launch.type) ||
+      !OnVectors({p.q, p.k, p.v, p.out, p.log_sum_exp, p.dout, p.dq, p.dk, p.dv})) {
     return false;
   }
   RavelCudaAttention attention = DescriptionOf(shape, launch, p);
@@ -185,7 +187,7 @@ int64_t PrepareAttention(Stream& stream, const AttentionBackwardArgs& args) {
   }
   const AttentionLaunch launch = LaunchOf(args.shape, args.q);
   RavelCudaAttention attention = DescriptionOf(args.shape, launch, BackwardParamsOf(placed));
-  if (launch.tokens == 0 || !launch.bf16) {
+  if (launch.tokens == 0 || !IsNarrow(launch.type)) {
     return 0;
   }
   attention.backward = 1;

@@ -79,14 +79,15 @@ void RequireMainWeight(const ElementUpdateArgs& args, int64_t n) {
     RequireFlat(args.main_weight, n, DType::kF32);
   }
   if (args.weight.present()) {
-    RequireFlat(args.weight, n, DType::kBF16);
+    const bool fp16 = args.weight.dtype == DType::kF16 && args.main_weight.present();
+    RequireFlat(args.weight, n, fp16 ? DType::kF16 : DType::kBF16);
   }
 }
 
 void RequireElementUpdate(const ElementUpdateArgs& args, int64_t n) {
   RequireMainWeight(args, n);
-  RequireFloat(args.g);
-  RequireFloat(args.m);
+  RequireGradient(args.g);
+  RequireGradient(args.m);
   RequireFlat(args.m, n, args.m.dtype);
   if (args.v.present()) {
     RequireFlat(args.v, n, args.m.dtype);
@@ -116,6 +117,7 @@ ElementUpdateParams ParamsOf(const ElementUpdateArgs& args, int64_t n) {
   params.seed = args.seed;
   params.step = args.step;
   params.scalars = ScalarsOf(args.scalars);
+  params.fp16_weight = args.weight.dtype == DType::kF16 ? 1 : 0;
   return params;
 }
 
@@ -161,7 +163,7 @@ void GroupedUpdate(Stream& stream, const GroupedUpdateArgs& args) {
   const ElementUpdateArgs& update = args.update;
   const int64_t n = update.g.elements();
   RequireMainWeight(update, n);
-  RequireFloat(update.g);
+  RequireGradient(update.g);
   GroupedUpdateParams params = {};
   params.m_form = FormOf(update.m, args.m_scales, n);
   params.v_form = update.v.present() ? FormOf(update.v, args.v_scales, n) : StateForm::kF32;
@@ -505,18 +507,22 @@ void Cast(Stream& stream, const CastArgs& args) {
   const int64_t n = args.from.elements();
   RequireFloat(args.from);
   RequireFloat(args.to);
-  CHECK_MSG(args.from.dtype != args.to.dtype, "a cast changes the type");
+  CHECK_MSG(args.from.dtype != args.to.dtype &&
+                (args.from.dtype == DType::kF32 || args.to.dtype == DType::kF32),
+            "a cast is from fp32, or to it");
   RequireFlat(args.from, n, args.from.dtype);
   RequireFlat(args.to, n, args.to.dtype);
   if (n == 0) {
     return;
   }
-  // Four elements at a time: 16 bytes of fp32, 8 of bf16.
+  // Four elements at a time: 16 bytes of fp32, 8 of a narrow type.
   const bool vectors = OnAccess(args.from.data) && OnAccess(args.to.data) && n % 4 == 0;
-  const bool narrow = args.to.dtype == DType::kBF16;
-  const Variant variant =
-      narrow ? (vectors ? kBf16Vector : kBf16Scalar) : (vectors ? kMixedVector : kMixedScalar);
-  const bool half_away = narrow && args.rounding == Bf16Rounding::kHalfAway;
+  const bool fp16 = args.from.dtype == DType::kF16 || args.to.dtype == DType::kF16;
+  const bool narrows = args.from.dtype == DType::kF32;
+  const Variant to_narrow = fp16 ? kFp16Scalar : kBf16Scalar;
+  const Variant to_wide = fp16 ? kFp16MixedScalar : kMixedScalar;
+  const int32_t variant = (narrows ? to_narrow : to_wide) + (vectors ? 1 : 0);
+  const bool half_away = args.to.dtype == DType::kBF16 && args.rounding == Bf16Rounding::kHalfAway;
   on.Run({.kernel = Kernel::kCast,
           .variant = variant,
           .grid = {FlatGrid(on, vectors ? n / 4 : n), 1, 1}},

@@ -101,13 +101,15 @@ RavelCudaGemm DescriptionOf(const GemmArgs& args, int64_t m, int64_t n, int64_t 
 }
 
 void RunFallback(LaunchStream& on, const GemmArgs& args, int64_t m, int64_t n, int64_t k) {
-  const bool mixed = args.a.dtype == DType::kBF16 && args.c.dtype == DType::kF32;
+  const bool mixed = IsNarrow(args.a.dtype) && args.c.dtype == DType::kF32;
   const bool flip_a = args.transpose_a == Transpose::kYes;
   const bool flip_b = args.transpose_b == Transpose::kYes;
   const int64_t down = DivCeil(m, int64_t{kGemmTile});
   CHECK_MSG(down <= kMaxGridY, "more rows than the fallback gemm takes");
   on.Run({.kernel = Kernel::kGemm,
-          .variant = mixed ? kMixedScalar : ScalarVariantOf(args.a.dtype),
+          .variant = !mixed                        ? ScalarVariantOf(args.a.dtype)
+                     : args.a.dtype == DType::kF16 ? kFp16MixedScalar
+                                                   : kMixedScalar,
           .grid = {static_cast<uint32_t>(DivCeil(n, int64_t{kGemmTile})),
                    static_cast<uint32_t>(down),
                    1}},
@@ -153,10 +155,11 @@ void Gemm(Stream& stream, const GemmArgs& args) {
   const bool codes = IsCodes(args.a);
   if (codes) {
     RequireCodes(args);
+    RequireGradient(args.c);
   } else {
     RequireFloat(args.a);
-    CHECK_MSG(args.c.dtype == DType::kF32 || args.a.dtype == DType::kBF16,
-              "a gemm of fp32 is fp32");
+    CHECK_MSG(args.c.dtype == DType::kF32 || args.c.dtype == args.a.dtype,
+              "a product is fp32, or of the type of its factors");
   }
   RequireMatrix(args.a, flip_a ? k : m, flip_a ? m : k / per_byte, args.a.dtype);
   RequireMatrix(
@@ -237,7 +240,8 @@ void RunChunk(LaunchStream& on,
               const Chunk& chunk,
               const TensorView& w,
               const TensorView& targets,
-              const TensorView& loss) {
+              const TensorView& loss,
+              const LinearCrossEntropyTrainArgs& scale = {}) {
   cuda::Gemm(on, {.a = chunk.x, .b = w, .transpose_b = Transpose::kYes, .c = chunk.logits});
   const Variant variant = VariantFor({chunk.logits});
   const int64_t vocabulary = chunk.logits.size[1];
@@ -251,7 +255,9 @@ void RunChunk(LaunchStream& on,
                             .loss = loss.As<float>() + chunk.begin,
                             .logits_stride = chunk.logits.row_stride,
                             .tokens = chunk.logits.size[0],
-                            .vocabulary = vocabulary});
+                            .vocabulary = vocabulary,
+                            .device_loss_scale = scale.device_loss_scale,
+                            .loss_scale = scale.loss_scale});
 }
 
 }  // namespace
@@ -269,10 +275,13 @@ void LinearCrossEntropyTrain(Stream& stream, const LinearCrossEntropyTrainArgs& 
   LaunchStream& on = LaunchStreamOf(stream);
   RequireHead(args.x, args.w, args.targets, args.loss, args.workspace);
   RequireMatrix(args.dx, args.x.size[0], args.x.size[1], args.x.dtype);
+  CHECK_MSG(
+      (args.loss_scale == 1.0f && args.device_loss_scale == nullptr) || args.x.dtype == DType::kF16,
+      "a loss scale is for fp16");
   Output output = args.dw_output;
   for (int64_t begin = 0; begin < args.x.size[0]; begin += args.workspace.size[0]) {
     const Chunk chunk = ChunkAt(args.x, args.workspace, begin);
-    RunChunk(on, Kernel::kCrossEntropyGradient, chunk, args.w, args.targets, args.loss);
+    RunChunk(on, Kernel::kCrossEntropyGradient, chunk, args.w, args.targets, args.loss, args);
     if (args.dw.present()) {  // before dx, which may be the memory of x
       cuda::Gemm(on,
                  {.a = chunk.logits,

@@ -83,7 +83,7 @@ void SumNoRows(LaunchStream& on, const TensorView& out, Output output) {
 
 void RequireWeightGradient(const TensorView& dw, int64_t columns) {
   if (dw.present()) {
-    RequireFloat(dw);
+    RequireGradient(dw);
     RequireFlat(dw, columns, dw.dtype);
   }
 }

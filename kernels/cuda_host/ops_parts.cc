@@ -29,7 +29,8 @@ void RunOfBlock(LaunchStream& on,
                 const TensorView& logits,
                 const TensorView& targets,
                 const TensorView& statistics,
-                int64_t first_id) {
+                int64_t first_id,
+                const VocabularyGradientArgs& scale = {}) {
   if (logits.size[0] == 0) {
     return;
   }
@@ -45,7 +46,9 @@ void RunOfBlock(LaunchStream& on,
                                .statistics_stride = statistics.row_stride,
                                .tokens = logits.size[0],
                                .columns = logits.size[1],
-                               .first_id = first_id});
+                               .first_id = first_id,
+                               .device_loss_scale = scale.device_loss_scale,
+                               .loss_scale = scale.loss_scale});
 }
 
 int64_t LogarithmOf(size_t count) {
@@ -127,13 +130,16 @@ void VocabularyLoss(Stream& stream, const VocabularyLossArgs& args) {
 
 void VocabularyGradient(Stream& stream, const VocabularyGradientArgs& args) {
   RequireBlock(args.logits, args.targets, args.statistics, args.first_id);
-  CHECK_MSG(args.loss_scale == 1.0f, "a loss scale is for fp16");
+  CHECK_MSG((args.loss_scale == 1.0f && args.device_loss_scale == nullptr) ||
+                args.logits.dtype == DType::kF16,
+            "a loss scale is for fp16");
   RunOfBlock(LaunchStreamOf(stream),
              Kernel::kVocabularyGradient,
              args.logits,
              args.targets,
              args.statistics,
-             args.first_id);
+             args.first_id,
+             args);
 }
 
 }  // namespace ravel::kernels::cuda

@@ -200,10 +200,8 @@ void EmbeddingForward(Stream& stream, const EmbeddingForwardArgs& args) {
   }
   // A narrow table whose rows become fp32 is read by vectors, and written one by one.
   const bool mixed = args.out.dtype != args.table.dtype;
-  Variant variant = mixed ? VariantFor({args.table}) : VariantFor({args.table, args.out});
-  if (mixed) {
-    variant = variant == kBf16Vector ? kMixedVector : kMixedScalar;
-  }
+  const Variant variant =
+      mixed ? MixedVariantFor({args.table}) : VariantFor({args.table, args.out});
   on.Run({.kernel = Kernel::kEmbeddingForward,
           .variant = variant,
           .grid = {BlockPerRow(on, tokens), 1, 1},
@@ -225,7 +223,7 @@ void EmbeddingBackward(Stream& stream, const EmbeddingBackwardArgs& args) {
   const int64_t tokens = args.ids.elements();
   const int64_t hidden = args.dtable.size[1];
   RequireFloat(args.dout);
-  RequireFloat(args.dtable);
+  RequireGradient(args.dtable);
   CHECK_MSG(args.dtable.dtype == DType::kF32 || args.dout.dtype == DType::kBF16,
             "the gradient of a table is fp32, or bf16 like dout");
   RequireMatrix(args.dtable, args.dtable.size[0], hidden, args.dtable.dtype);
@@ -238,10 +236,8 @@ void EmbeddingBackward(Stream& stream, const EmbeddingBackwardArgs& args) {
     return;
   }
   // Only reads of dout are vectors: a row of the table is written once.
-  Variant variant = VariantFor({args.dout});
-  if (args.dout.dtype == DType::kBF16 && args.dtable.dtype == DType::kF32) {
-    variant = variant == kBf16Vector ? kMixedVector : kMixedScalar;
-  }
+  const bool mixed = args.dout.dtype != args.dtable.dtype;
+  const Variant variant = mixed ? MixedVariantFor({args.dout}) : VariantFor({args.dout});
   const int64_t blocks = DivCeil(hidden / WidthOf(variant), int64_t{kFlatThreads});
   on.Run({.kernel = Kernel::kEmbeddingBackward,
           .variant = variant,
@@ -366,7 +362,7 @@ void PositionGradient(Stream& stream, const PositionGradientArgs& args) {
   const int64_t rows = args.dx.size[0];
   const int64_t columns = args.dx.size[1];
   RequireFloat(args.dx);
-  RequireFloat(args.dtable);
+  RequireGradient(args.dtable);
   CHECK_MSG(args.dtable.dtype == DType::kF32 || args.dx.dtype == DType::kBF16,
             "the gradient of a table is fp32, or bf16 like dx");
   RequireMatrix(args.dx, rows, columns, args.dx.dtype);
@@ -379,10 +375,8 @@ void PositionGradient(Stream& stream, const PositionGradientArgs& args) {
   if (rows == 0 || columns == 0) {
     return;
   }
-  Variant variant = VariantFor({args.dx});
-  if (args.dx.dtype == DType::kBF16 && args.dtable.dtype == DType::kF32) {
-    variant = variant == kBf16Vector ? kMixedVector : kMixedScalar;
-  }
+  const bool mixed = args.dx.dtype != args.dtable.dtype;
+  const Variant variant = mixed ? MixedVariantFor({args.dx}) : VariantFor({args.dx});
   on.Run({.kernel = Kernel::kPositionGradient,
           .variant = variant,
           .grid = RowGrid(on, args.sequence_tokens, columns / WidthOf(variant))},

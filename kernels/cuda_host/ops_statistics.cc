@@ -1,5 +1,6 @@
 // Host half of the ops that decide a step: sums of losses and of rows, the decision.
 
+#include <bit>
 #include <cstddef>
 #include <type_traits>
 
@@ -14,7 +15,9 @@ namespace {
 static_assert(sizeof(DeviceRowNode) == sizeof(RowNode));
 static_assert(sizeof(DeviceSumStep) == sizeof(SumStep));
 static_assert(sizeof(DeviceStepOutcome) == sizeof(StepOutcome));
+static_assert(offsetof(DeviceStepOutcome, loss_scale) == offsetof(StepOutcome, loss_scale));
 static_assert(sizeof(DeviceUpdateHyper) == sizeof(UpdateHyper));
+static_assert(sizeof(DeviceLossScaleRule) == sizeof(LossScaleRule));
 static_assert(std::is_trivially_copyable_v<StepOutcome>);
 
 }  // namespace
@@ -86,6 +89,7 @@ void DecideUpdate(Stream& stream, const DecideUpdateArgs& args) {
                                    .epsilon = args.hyper.epsilon,
                                    .weight_decay = args.hyper.weight_decay,
                                    .learning_rate = args.hyper.learning_rate},
+                         .loss_scale = std::bit_cast<DeviceLossScaleRule>(args.loss_scale),
                          .total = args.total});
 }
 

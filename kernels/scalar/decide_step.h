@@ -51,6 +51,23 @@ constexpr StepDecision DecideStep(const StepTotals& totals, double clip_norm) {
   return decision;
 }
 
+// Returns what a loss scale becomes after a step: a skipped one lowers it, growth_interval others
+// in a row raise it, each within the bounds. `Rule` has the fields of kernels::LossScaleRule.
+struct LossScale {
+  double scale = 1;
+  int64_t good_steps = 0;  // since it last changed
+  bool operator==(const LossScale&) const = default;
+};
+template <typename Rule>
+constexpr LossScale NextLossScale(const Rule& rule, const LossScale& now, bool applied) {
+  if (applied && now.good_steps + 1 < rule.growth_interval) {
+    return {now.scale, now.good_steps + 1};
+  }
+  const double scale = now.scale * (applied ? rule.growth_factor : rule.backoff_factor);
+  const double least = scale < rule.minimum ? rule.minimum : scale;
+  return {least > rule.maximum ? rule.maximum : least, 0};
+}
+
 // `Scalars` has the fields of kernels::UpdateScalars, `Hyper` those of kernels::UpdateHyper. t:
 // updates applied so far + 1.
 template <typename Scalars, typename Hyper>
@@ -69,20 +86,30 @@ constexpr Scalars ScalarsOfUpdate(const Hyper& hyper, int64_t t, float gradient_
   return s;
 }
 
-// `Outcome` has the fields of kernels::StepOutcome; `updates` is what was applied before. The
-// scalars of a skipped step are nobody's.
-template <typename Outcome, typename Hyper>
+// `Outcome` has the fields of kernels::StepOutcome; `updates` is what was applied before, and the
+// loss scale what the step was computed with. The scalars of a skipped step are nobody's. A step
+// without targets says nothing of the scale.
+template <typename Outcome, typename Hyper, typename Rule>
 constexpr void RecordOutcome(const Hyper& hyper,
                              double learning_rate,
                              double clip_norm,
-                             const StepTotals& totals,
+                             const Rule& rule,
+                             StepTotals totals,
                              Outcome& outcome) {
+  const bool scales = rule.growth_interval > 0;
+  totals.loss_scale = scales ? static_cast<double>(outcome.loss_scale) : 1.0;
   const StepDecision decision = DecideStep(totals, clip_norm);
   outcome.squared_norm = totals.squared_norm;
   outcome.non_finite = totals.non_finite;
   outcome.target_tokens = totals.target_tokens;
   outcome.apply = decision.apply ? 1 : 0;
   outcome.updates += outcome.apply;
+  if (scales && totals.target_tokens > 0) {
+    const LossScale next =
+        NextLossScale(rule, {totals.loss_scale, outcome.good_steps}, decision.apply);
+    outcome.loss_scale = static_cast<float>(next.scale);
+    outcome.good_steps = next.good_steps;
+  }
   Hyper with_rate = hyper;
   with_rate.learning_rate = learning_rate;
   outcome.scalars = ScalarsOfUpdate<decltype(outcome.scalars)>(

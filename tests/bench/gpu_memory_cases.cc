@@ -232,7 +232,9 @@ void RunCrossEntropy(GpuBench& bench,
                                         .loss = loss.As<float>(),
                                         .logits_stride = logits.row_stride,
                                         .tokens = logits.rows(),
-                                        .vocabulary = logits.columns()});
+                                        .vocabulary = logits.columns(),
+                                        .device_loss_scale = nullptr,
+                                        .loss_scale = 1.0f});
 }
 
 // (losses, gradients) of rows of logits, in fp64.

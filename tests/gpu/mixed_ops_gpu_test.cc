@@ -41,7 +41,7 @@ class GpuMixedOpsTest : public ::testing::Test {
 // Everything that an update may touch.
 struct Optimizer {
   Twin main = Twin::Normal(DType::kF32, kElements, 1);
-  Twin weight = Twin(DType::kBF16, kElements);
+  Twin weight;
   Twin remainder = Twin(DType::kI16, kElements);
   Twin g;
   Twin m;
@@ -54,8 +54,9 @@ struct Optimizer {
   // Of the device, in place of Update's where it is not null.
   const int64_t* device_step = nullptr;
 
-  Optimizer(DType gradient, DType states)
-      : g(Twin::Normal(gradient, kElements, 2)),
+  Optimizer(DType gradient, DType states, DType weights = DType::kBF16)
+      : weight(weights, kElements),
+        g(Twin::Normal(gradient, kElements, 2)),
         m(Twin::Normal(states, kElements, 3)),
         v(Twin::Normal(states, kElements, 4)) {
     for (int64_t i = 0; i < kElements; ++i) {
@@ -127,6 +128,28 @@ TEST_F(GpuMixedOpsTest, MixedAdamWGivesTheBitsOfTheCpu) {
         Finish();
         EXPECT_TRUE(optimizer.Same()) << DTypeName(gradient) << DTypeName(states) << split;
       }
+    }
+  }
+}
+
+TEST_F(GpuMixedOpsTest, Fp16WeightsOfAnUpdateHaveTheBitsOfTheCpu) {
+  for (const DType states : {DType::kF32, DType::kBF16}) {
+    for (const ElementRule rule : {ElementRule::kAdamW, ElementRule::kLion}) {
+      Optimizer optimizer(DType::kF32, states, DType::kF16);
+      optimizer.rule = rule;
+      float* main = optimizer.main.host().As<float>();
+      main[0] = 65519.0f;  // the nearest is finite, and infinite
+      main[1] = -65521.0f;
+      main[2] = 3e-8f;
+      optimizer.main.Send();
+      for (uint32_t step = 0; step < 2; ++step) {
+        optimizer.Update(gpu(), false, step, 0, kElements - 2);
+        optimizer.Update(cpu_, false, step, 0, kElements - 2);
+      }
+      Finish();
+      EXPECT_TRUE(optimizer.Same()) << DTypeName(states);
+      EXPECT_EQ(optimizer.weight.host().As<uint16_t>()[7],
+                FloatToFp16(optimizer.main.host().As<float>()[7]));
     }
   }
 }
@@ -320,11 +343,17 @@ TEST_F(GpuMixedOpsTest, AFlagOnTheDeviceSkipsTheStep) {
 }
 
 TEST_F(GpuMixedOpsTest, CastsGiveTheBitsOfTheCpu) {
-  for (const Bf16Rounding rounding : {Bf16Rounding::kNearest, Bf16Rounding::kHalfAway}) {
+  struct Form {
+    DType narrow;
+    Bf16Rounding rounding;
+  };
+  for (const auto& [type, rounding] : {Form{DType::kBF16, Bf16Rounding::kNearest},
+                                       Form{DType::kBF16, Bf16Rounding::kHalfAway},
+                                       Form{DType::kF16, Bf16Rounding::kHalfAway}}) {
     for (const int64_t begin : {0, 1, 8}) {
       for (const int64_t end : {kElements - 3, kElements}) {
         Twin wide = Twin::Normal(DType::kF32, kElements, 9);
-        Twin narrow = Twin::Normal(DType::kBF16, kElements, 10);
+        Twin narrow = Twin::Normal(type, kElements, 10);
         Twin again = Twin::Normal(DType::kF32, kElements, 11);
         Cast(gpu(), {wide.device(begin, end), narrow.device(begin, end), rounding});
         Cast(gpu(), {narrow.device(begin, end), again.device(begin, end)});

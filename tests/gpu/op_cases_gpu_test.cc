@@ -1,7 +1,7 @@
-// The table of op cases (tests/kernels/op_case.h) on the device, in fp32, in bf16, and in bf16 with
-// gradients of weights in fp32: against the oracle in fp64, gradients against central differences,
-// poisoned outputs and gaps, repeated bits. Operands lie in device memory. A failure prints the
-// seed of the inputs.
+// The table of op cases (tests/kernels/op_case.h) on the device, in fp32, in bf16, and in bf16 and
+// fp16 with gradients of weights in fp32: against the oracle in fp64, gradients against central
+// differences, poisoned outputs and gaps, repeated bits. Operands lie in device memory. A failure
+// prints the seed of the inputs.
 
 #include <algorithm>
 #include <cmath>
@@ -22,6 +22,9 @@ constexpr double kTolerance = 1e-5;
 // probabilities).
 constexpr double kBf16Tolerance = 2.5e-2;
 constexpr double kBf16GradientTolerance = 4e-2;
+// Three more bits.
+constexpr double kFp16Tolerance = kBf16Tolerance / 8;
+constexpr double kFp16GradientTolerance = kBf16GradientTolerance / 8;
 constexpr size_t kProbes = 24;
 
 class DevicePlace final : public OperandPlace {
@@ -60,17 +63,28 @@ struct GpuCase {
   OperandTypes types;
 
   bool bf16() const { return types.activations == DType::kBF16; }
-  double forward_tolerance() const { return bf16() ? kBf16Tolerance : kTolerance; }
+  bool fp16() const { return types.activations == DType::kF16; }
+  double forward_tolerance() const {
+    return bf16() ? kBf16Tolerance : fp16() ? kFp16Tolerance : kTolerance;
+  }
   double backward_tolerance() const {
-    return bf16() ? kBf16GradientTolerance : op.backward_tolerance;
+    return bf16()   ? kBf16GradientTolerance
+           : fp16() ? kFp16GradientTolerance
+                    : op.backward_tolerance;
+  }
+  double Rounded(double value) const {
+    const auto narrow = static_cast<float>(value);
+    return bf16()   ? static_cast<double>(Bf16ToFloat(FloatToBf16(narrow)))
+           : fp16() ? static_cast<double>(Fp16ToFloat(FloatToFp16(narrow)))
+                    : value;
   }
 };
 
-// Rounded to bf16 where operands are.
+// Rounded to the type of the operands.
 Values Exact(const GpuCase& gpu_case, Values values) {
-  for (size_t i = 0; gpu_case.bf16() && i < values.size(); ++i) {
-    for (double& value : values[i]) {
-      value = static_cast<double>(Bf16ToFloat(FloatToBf16(static_cast<float>(value))));
+  for (std::vector<double>& each : values) {
+    for (double& value : each) {
+      value = gpu_case.Rounded(value);
     }
   }
   return values;
@@ -205,6 +219,18 @@ std::vector<GpuCase> CasesOf(const OperandTypes& types) {
   return cases;
 }
 
+// Without the largest sizes, which cost most on an emulated device: the kernels are those of bf16,
+// of another type.
+std::vector<GpuCase> Fp16Cases() {
+  std::vector<GpuCase> cases = CasesOf({DType::kF16, DType::kF32});
+  std::erase_if(cases, [](const GpuCase& tested) {
+    const std::string& name = tested.op.name;
+    return name.starts_with("Gemm_200x530x600") || name.starts_with("Gemm_1551x530x10") ||
+           name.starts_with("Attention_1x200");
+  });
+  return cases;
+}
+
 const auto kNameOfCase = [](const auto& row) { return row.param.op.name; };
 INSTANTIATE_TEST_SUITE_P(Table, GpuOpCaseTest, ::testing::ValuesIn(CasesOf({})), kNameOfCase);
 INSTANTIATE_TEST_SUITE_P(Bf16,
@@ -214,6 +240,10 @@ INSTANTIATE_TEST_SUITE_P(Bf16,
 INSTANTIATE_TEST_SUITE_P(Bf16WithFp32Gradients,
                          GpuOpCaseTest,
                          ::testing::ValuesIn(CasesOf({DType::kBF16, DType::kF32})),
+                         kNameOfCase);
+INSTANTIATE_TEST_SUITE_P(Fp16WithFp32Gradients,
+                         GpuOpCaseTest,
+                         ::testing::ValuesIn(Fp16Cases()),
                          kNameOfCase);
 
 }  // namespace

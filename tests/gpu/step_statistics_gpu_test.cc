@@ -140,6 +140,52 @@ struct Messages {
   }
 };
 
+// A good step, one that raises the scale, two skips, and one without targets.
+TEST_F(GpuStepStatisticsTest, TheLossScaleIsThatOfTheHost) {
+  const LossScaleRule rule = {.minimum = 2, .maximum = 64, .growth_interval = 2};
+  StepOutcome on_cpu = {.loss_scale = 8};
+  StepOutcome* on_gpu = Pinned(std::vector<StepOutcome>{on_cpu});
+  std::vector<float> scales;
+  for (const Messages& messages : {Messages{40000.0, 0, 17},
+                                   Messages{4.0, 0, 17},
+                                   Messages{4.0, 3, 17},
+                                   Messages{4.0, 1, 17},
+                                   Messages{4.0, 0, 0}}) {
+    std::vector<double> sums(messages.steps.size());
+    DecideUpdateArgs args = {
+        .messages = Pinned(messages.words),
+        .ranks = 2,
+        .words = Messages::kWords,
+        .tensors = Messages::kTensors,
+        .steps = Pinned(messages.steps),
+        .level_ends = Pinned(messages.level_ends),
+        .levels = static_cast<int64_t>(messages.level_ends.size()),
+        .step_count = static_cast<int64_t>(messages.steps.size()),
+        .sums = Pinned(sums),
+        .total = -static_cast<int32_t>(messages.steps.size()),
+        .clip_norm = 1.0,
+        .loss_scale = rule,
+        .hyper = {.beta1 = 0.9, .beta2 = 0.95, .epsilon = 1e-8, .weight_decay = 0.1},
+        .outcome = on_gpu};
+    DecideUpdate(gpu(), args);
+    args.messages = messages.words.data();
+    args.steps = messages.steps.data();
+    args.level_ends = messages.level_ends.data();
+    args.sums = sums.data();
+    args.outcome = &on_cpu;
+    DecideUpdate(cpu_, args);
+    Finish();
+    EXPECT_EQ(on_gpu->loss_scale, on_cpu.loss_scale);
+    EXPECT_EQ(on_gpu->good_steps, on_cpu.good_steps);
+    EXPECT_EQ(on_gpu->apply, on_cpu.apply);
+    if (on_cpu.apply != 0) {
+      EXPECT_EQ(on_gpu->scalars.gradient_scale, on_cpu.scalars.gradient_scale);
+    }
+    scales.push_back(on_cpu.loss_scale);
+  }
+  EXPECT_EQ(scales, (std::vector<float>{8, 16, 8, 4, 4}));
+}
+
 TEST_F(GpuStepStatisticsTest, DecisionAndScalarsAreThoseOfTheHost) {
   const Messages cases[] = {{40000.0, 0, 17},
                             {1e-3, 0, 100},

@@ -27,6 +27,8 @@ class Twin {
       const float value = normal(random);
       if (dtype == DType::kBF16) {
         twin.host().As<uint16_t>()[i] = FloatToBf16(value);
+      } else if (dtype == DType::kF16) {
+        twin.host().As<uint16_t>()[i] = FloatToFp16(value);
       } else {
         twin.host().As<float>()[i] = value;
       }

@@ -24,6 +24,12 @@ size_t ProjectionOf(const UnitTensors& tensors) {
   return tensors.Index(tied ? architecture.token_table : architecture.head, "weight");
 }
 
+// What the device knows is no argument of a call, so that one graph serves all steps.
+float LossScaleOf(const UnitMemory& memory) {
+  return memory.loss_scale == nullptr || memory.device_loss_scale != nullptr ? 1.0f
+                                                                             : *memory.loss_scale;
+}
+
 }  // namespace
 
 HeadModule::HeadModule(const plan::ModelInventory& inventory, plan::UnitId unit)
@@ -97,7 +103,6 @@ void HeadModule::BackwardSegment(kernels::Stream& stream,
     RunParts(stream, memory, &gradients);
     return;
   }
-  const float scale = memory.loss_scale == nullptr ? 1.0f : *memory.loss_scale;
   kernels::LinearCrossEntropyTrain(stream,
                                    {.x = normed_.ResultIn(memory),
                                     .w = memory.weights[projection_],
@@ -107,7 +112,8 @@ void HeadModule::BackwardSegment(kernels::Stream& stream,
                                     .dw = gradients.views[projection_],
                                     .dw_output = gradients.output,
                                     .workspace = memory.workspace[logits_],
-                                    .loss_scale = scale});
+                                    .loss_scale = LossScaleOf(memory),
+                                    .device_loss_scale = memory.device_loss_scale});
 }
 
 VocabularyParts::Args HeadModule::PartArgs(const UnitMemory& memory,
@@ -121,7 +127,8 @@ VocabularyParts::Args HeadModule::PartArgs(const UnitMemory& memory,
           .dx = memory.workspace[d_normed_],
           .dw = gradients == nullptr ? TensorView() : gradients->views[projection_],
           .dw_output = gradients == nullptr ? kernels::Output::kOverwrite : gradients->output,
-          .loss_scale = memory.loss_scale == nullptr ? 1.0f : *memory.loss_scale};
+          .loss_scale = LossScaleOf(memory),
+          .device_loss_scale = memory.device_loss_scale};
 }
 
 void HeadModule::RunParts(kernels::Stream& stream,

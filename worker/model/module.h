@@ -27,11 +27,12 @@ struct UnitMemory {
   const kernels::ActivationDraws* draws = nullptr;  // of this micro-batch, without a site
   // Gradients are those of the loss times this; absent: 1. Of fp16 alone.
   const float* loss_scale = nullptr;
-  std::vector<TensorView> saved;      // UnitSpec::saved
-  std::vector<TensorView> remade;     // UnitSpec::remade
-  std::vector<TensorView> workspace;  // UnitSpec::workspace
-  std::vector<TensorView> shared;     // ModelInventory::shared
-  std::vector<TensorView> leaves;     // UnitSpec::leaves, in a backward
+  const float* device_loss_scale = nullptr;  // of a device's memory, read in its place
+  std::vector<TensorView> saved;             // UnitSpec::saved
+  std::vector<TensorView> remade;            // UnitSpec::remade
+  std::vector<TensorView> workspace;         // UnitSpec::workspace
+  std::vector<TensorView> shared;            // ModelInventory::shared
+  std::vector<TensorView> leaves;            // UnitSpec::leaves, in a backward
   // Where ranks of a tensor axis compute a unit together (SegmentMove), else absent:
   TensorView addend;               // [tokens, hidden] fp32: what this rank adds to a sum; of a
                                    // chunk of tokens, where those are moved apart

@@ -105,7 +105,8 @@ std::vector<TensorView> VocabularyParts::GradientParts(kernels::Stream& stream,
          .targets = RangeOf(args.targets, chunk.begin, chunk.count),
          .first_id = first_row_ + block.first,
          .statistics = RowsOf(all, 3 * (sums_.cut().first_part() + part), 3),
-         .loss_scale = args.loss_scale});
+         .loss_scale = args.loss_scale,
+         .device_loss_scale = args.device_loss_scale});
   }
   if (args.dw.present()) {
     const bool first = chunk.begin == 0;

@@ -27,6 +27,7 @@ class VocabularyParts {
     TensorView dw;  // absent: not computed
     kernels::Output dw_output = kernels::Output::kOverwrite;
     float loss_scale = 1.0f;
+    const float* device_loss_scale = nullptr;
   };
   // Tokens [begin, begin + count), as many at a time as `logits` has rows, in this order.
   struct Chunk {

@@ -49,7 +49,7 @@ absl::Status DeviceStatistics::Allocate() {
   Place(static_cast<std::byte*>(device_.data()));
   RETURN_IF_ERROR(CopyTables());
   for (Slot& slot : slots_) {
-    ASSIGN_OR_RETURN(slot.begins, gpu.AllocatePinned((words() + 2) * kWordBytes));
+    ASSIGN_OR_RETURN(slot.begins, gpu.AllocatePinned((words() + 4) * kWordBytes));
     ASSIGN_OR_RETURN(slot.records,
                      gpu.AllocatePinned(gathered_bytes() + int64_t{sizeof(kernels::StepOutcome)}));
     ASSIGN_OR_RETURN(slot.recorded, gpu.MakeEvent());
@@ -90,6 +90,13 @@ void DeviceStatistics::BeginStep(kernels::Stream& stream, const Beginning& begin
   if (beginning.updates.has_value()) {
     counts[1] = *beginning.updates;
     on.CopyMemory(&outcome_->updates, counts + 1, kWordBytes);
+  }
+  if (beginning.loss_scale.has_value()) {
+    const auto scale = static_cast<float>(beginning.loss_scale->scale);
+    std::memcpy(counts + 2, &scale, sizeof(scale));
+    on.CopyMemory(&outcome_->loss_scale, counts + 2, sizeof(scale));
+    counts[3] = beginning.loss_scale->good_steps;
+    on.CopyMemory(&outcome_->good_steps, counts + 3, kWordBytes);
   }
 }
 

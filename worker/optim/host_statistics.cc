@@ -24,6 +24,10 @@ void HostStatistics::BeginStep(kernels::Stream&, const Beginning& beginning) {
   std::copy(beginning.update_nodes.begin(), beginning.update_nodes.end(), lists + longest());
   outcome_->step = beginning.step;
   outcome_->updates = beginning.updates.value_or(outcome_->updates);
+  if (beginning.loss_scale.has_value()) {
+    outcome_->loss_scale = static_cast<float>(beginning.loss_scale->scale);
+    outcome_->good_steps = beginning.loss_scale->good_steps;
+  }
 }
 
 shard::StatisticsMessages HostStatistics::Measure(kernels::Stream& stream) {

@@ -173,7 +173,10 @@ void HostUpdater::UseRule(const UpdateRule& rule, int64_t tokens) {
   full_tokens_ = tokens;
 }
 
-void HostUpdater::BeginStep(int64_t step, double learning_rate, std::optional<int64_t> updates) {
+void HostUpdater::BeginStep(int64_t step,
+                            double learning_rate,
+                            std::optional<int64_t> updates,
+                            const std::optional<LossScale>& loss_scale) {
   std::fill(ready_.begin(), ready_.end(), false);
   decided_ = false;
   down_ = 0;
@@ -182,7 +185,7 @@ void HostUpdater::BeginStep(int64_t step, double learning_rate, std::optional<in
   CHECK_MSG(chunks_.empty() || begun_ - ended_ < std::ssize(beginnings_),
             "steps are too far ahead");
   beginnings_[Size(begun_++) % beginnings_.size()] = {
-      .step = step, .learning_rate = learning_rate, .updates = updates};
+      .step = step, .learning_rate = learning_rate, .updates = updates, .loss_scale = loss_scale};
 }
 
 void HostUpdater::AddGradient(plan::GroupId group) {
@@ -324,6 +327,15 @@ void HostUpdater::FinishChunk(void* chunk) {
   at->owner->Finish(*at);
 }
 
+double HostUpdater::ScaleOf(const Beginning& beginning) const {
+  if (args_.plan.options.weight_type != DType::kF16) {
+    return 1;
+  }
+  return beginning.loss_scale.has_value() ? beginning.loss_scale->scale
+         : last_.has_value()              ? static_cast<double>(last_->loss_scale)
+                                          : 1;
+}
+
 // As DecideStep has it, for a step that clips and skips nothing.
 std::optional<kernels::StepOutcome> HostUpdater::Expected() {
   Beginning beginning;
@@ -342,7 +354,9 @@ std::optional<kernels::StepOutcome> HostUpdater::Expected() {
   kernels::StepOutcome expected = {
       .updates = *updates + 1, .step = beginning.step, .target_tokens = tokens, .apply = 1};
   expected.scalars = kernels::scalar::ScalarsOfUpdate<kernels::UpdateScalars>(
-      hyper, expected.updates, static_cast<float>(1.0 / static_cast<double>(tokens)));
+      hyper,
+      expected.updates,
+      static_cast<float>(1.0 / (static_cast<double>(tokens) * ScaleOf(beginning))));
   return expected;
 }
 

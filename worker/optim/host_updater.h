@@ -19,6 +19,7 @@
 #include "common/trace.h"
 #include "kernels/cuda_host/cuda_device.h"
 #include "kernels/step_statistics.h"
+#include "worker/optim/loss_scale.h"
 #include "worker/optim/offload_chunks.h"
 #include "worker/optim/piece_tables.h"
 #include "worker/optim/update_pool.h"
@@ -78,8 +79,12 @@ class HostUpdater {
   // Once, before the first step. Outlives the work of the streams. `clips`: the rule's steps may be
   // clipped. `tokens`: of a step whose lanes are full.
   void UseRule(const UpdateRule& rule, int64_t tokens);
-  // `step` from 1; `updates`: applied so far, where the device does not know them.
-  void BeginStep(int64_t step, double learning_rate, std::optional<int64_t> updates);
+  // `step` from 1; `updates`: applied so far, where the device does not know them; `loss_scale`
+  // likewise.
+  void BeginStep(int64_t step,
+                 double learning_rate,
+                 std::optional<int64_t> updates,
+                 const std::optional<LossScale>& loss_scale);
   // kOffloadGradient: the group's gradient is final for the stream of copies down.
   void AddGradient(plan::GroupId group);
   // kDecideStep: `stream` has decided.
@@ -128,6 +133,7 @@ class HostUpdater {
     int64_t step = 0;
     double learning_rate = 0;
     std::optional<int64_t> updates;
+    std::optional<LossScale> loss_scale;
   };
 
   explicit HostUpdater(const Args& args);
@@ -153,6 +159,8 @@ class HostUpdater {
   void Guess(Chunk& chunk);
   void Finish(Chunk& chunk);
   std::optional<kernels::StepOutcome> Expected();
+  // What the gradients of such a step are multiplied by.
+  double ScaleOf(const Beginning& beginning) const;
   void Apply(Chunk& chunk, const kernels::StepOutcome& outcome);
   void RoundWeights(const Chunk& chunk);
   enum class Way { kKeep, kRestore };

@@ -20,13 +20,7 @@ LossScale FirstLossScale(const plan::LossScaleSpec& spec) {
 }
 
 LossScale NextLossScale(const plan::LossScaleSpec& spec, const LossScale& now, bool applied) {
-  if (!applied) {
-    return {.scale = Bounded(spec, now.scale * spec.backoff_factor)};
-  }
-  if (now.good_steps + 1 < spec.growth_interval) {
-    return {.scale = now.scale, .good_steps = now.good_steps + 1};
-  }
-  return {.scale = Bounded(spec, now.scale * spec.growth_factor)};
+  return kernels::scalar::NextLossScale(spec, now, applied);
 }
 
 std::string LossScaleText(const LossScale& scale) {

@@ -9,15 +9,12 @@
 
 #include "common/model/loss_scale.h"
 #include "common/status.h"
+#include "kernels/scalar/decide_step.h"
 
 namespace ravel::optim {
 
-// What the next step is computed with. Part of a checkpoint.
-struct LossScale {
-  double scale = 1;
-  int64_t good_steps = 0;  // since it last changed
-  bool operator==(const LossScale&) const = default;
-};
+// What the next step is computed with. Part of a checkpoint. Hosts and devices follow one rule.
+using LossScale = kernels::scalar::LossScale;
 
 LossScale FirstLossScale(const plan::LossScaleSpec& spec);
 // After a step: a skipped one lowers the scale, growth_interval others in a row raise it, each

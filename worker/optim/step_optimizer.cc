@@ -25,7 +25,6 @@ StepOptimizer::StepOptimizer(Args args)
               .groups = args_.groups,
               .rank = args_.rank,
               .memory = args_.memory}) {
-  CHECK_MSG(!scales_loss_ || args_.statistics.known_at_once(), "devices scale no loss");
   parts_.resize(args_.groups.size());
   if (scales_loss_) {
     loss_scale_ = FirstLossScale(args_.settings.loss_scale);
@@ -49,6 +48,24 @@ void StepOptimizer::set_loss_scale(const LossScale& loss_scale) {
   CHECK_MSG(begun_.empty(), "a step is under way");
   CHECK_MSG(scales_loss_, "no loss is scaled");
   loss_scale_ = loss_scale;
+  scale_is_new_ = true;
+}
+
+const float* StepOptimizer::device_loss_scale() const {
+  return scales_loss_ && !args_.statistics.known_at_once() ? &args_.statistics.outcome().loss_scale
+                                                           : nullptr;
+}
+
+kernels::LossScaleRule StepOptimizer::ScaleRule() const {
+  if (!scales_loss_) {
+    return {};
+  }
+  const plan::LossScaleSpec& spec = args_.settings.loss_scale;
+  return {.growth_factor = spec.growth_factor,
+          .backoff_factor = spec.backoff_factor,
+          .minimum = spec.minimum,
+          .maximum = spec.maximum,
+          .growth_interval = spec.growth_interval};
 }
 
 double StepOptimizer::LearningRateOf(int64_t step) const {
@@ -81,14 +98,19 @@ void StepOptimizer::BeginStep(kernels::Stream& stream,
   if (updates_are_new_) {
     beginning.updates = updates_;
   }
+  if (scales_loss_ && scale_is_new_) {
+    beginning.loss_scale = loss_scale_;
+  }
   args_.statistics.BeginStep(stream, beginning);
   if (args_.host_updater != nullptr) {
-    args_.host_updater->BeginStep(step + 1, LearningRateOf(step), beginning.updates);
+    args_.host_updater->BeginStep(
+        step + 1, LearningRateOf(step), beginning.updates, beginning.loss_scale);
   }
   if (args_.offload != nullptr) {
     args_.offload->BeginStep(step + 1);
   }
   updates_are_new_ = false;
+  scale_is_new_ = false;
   norms_left_ = NormsDue(step);
   begun_.push_back(step);
 }
@@ -105,7 +127,7 @@ shard::StatisticsMessages StepOptimizer::Measure(kernels::Stream& stream) {
 }
 
 absl::Status StepOptimizer::Decide(kernels::Stream& stream) {
-  args_.statistics.Decide(stream, args_.settings.clip_norm, loss_scale_.scale, args_.rule->hyper());
+  args_.statistics.Decide(stream, args_.settings.clip_norm, ScaleRule(), args_.rule->hyper());
   if (args_.host_updater != nullptr) {
     args_.host_updater->Decide(static_cast<kernels::CudaStream&>(stream),
                                args_.statistics.outcome());
@@ -153,6 +175,8 @@ void StepOptimizer::Follow(const StepStatistics::Record& record) {
   CHECK_MSG(outcome.apply == (decision_.apply ? 1 : 0) && outcome.updates == updates_ &&
                 outcome.step == step + 1 && outcome.target_tokens == facts_.totals.target_tokens &&
                 outcome.non_finite == facts_.totals.non_finite &&
+                (!scales_loss_ || (outcome.loss_scale == static_cast<float>(loss_scale_.scale) &&
+                                   outcome.good_steps == loss_scale_.good_steps)) &&
                 (!decision_.apply || (outcome.squared_norm == facts_.totals.squared_norm &&
                                       outcome.scalars.gradient_scale == decision_.gradient_scale)),
             "the kernel has decided otherwise");

@@ -59,7 +59,7 @@ class StepOptimizer final : public shard::StepActions {
   // True in fp16: gradients are those of the loss times a scale. Else the scale is 1.
   bool scales_loss() const { return scales_loss_; }
   // What the next step is computed with, and what the step that was read last was. Part of the
-  // saved state; a step changes it when it is decided.
+  // saved state; a step changes it when it is decided, and on a device the host's when it is read.
   const LossScale& loss_scale() const { return loss_scale_; }
   const LossScale& last_loss_scale() const { return last_loss_scale_; }
   const plan::LossScaleSpec& loss_scale_spec() const { return args_.settings.loss_scale; }
@@ -101,6 +101,7 @@ class StepOptimizer final : public shard::StepActions {
   }
   TensorView apply() const override { return args_.statistics.apply(); }
   const int64_t* step_number() const override { return &args_.statistics.outcome().step; }
+  const float* device_loss_scale() const override;
 
   const StepDecision& decision() const { return decision_; }
   const StepTotals& totals() const { return facts_.totals; }
@@ -123,6 +124,7 @@ class StepOptimizer final : public shard::StepActions {
   void UnpackNorms(std::span<const std::byte> all);
 
  private:
+  kernels::LossScaleRule ScaleRule() const;
   // Without tokens, for the step that begins or is under way.
   kernels::StatisticsHeader MakeHeader() const;
   double LearningRateOf(int64_t step) const;
@@ -153,9 +155,10 @@ class StepOptimizer final : public shard::StepActions {
   LossScale last_loss_scale_;
   double learning_rate_ = 0;
   std::deque<int64_t> begun_;  // steps that were not followed
-  // Set while the statistics do not know updates_ yet; the next flag, if the step begun last leaves
-  // norms to the message of the next.
+  // Set while the statistics do not know updates_ yet, or the scale; the last flag, if the step
+  // begun last leaves norms to the message of the next.
   bool updates_are_new_ = true;
+  bool scale_is_new_ = true;
   bool norms_left_ = false;
   StepFacts facts_;
   StepDecision decision_;

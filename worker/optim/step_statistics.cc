@@ -125,7 +125,7 @@ shard::StatisticsMessages StepStatistics::Measure(kernels::Stream& stream) {
 
 void StepStatistics::Decide(kernels::Stream& stream,
                             double clip_norm,
-                            double loss_scale,
+                            const kernels::LossScaleRule& loss_scale,
                             const kernels::UpdateHyper& hyper) {
   const SumProgram& sums = tables_.sums;
   kernels::DecideUpdate(stream,

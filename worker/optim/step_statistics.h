@@ -14,6 +14,7 @@
 #include "kernels/digest.h"
 #include "kernels/step_statistics.h"
 #include "kernels/stream.h"
+#include "worker/optim/loss_scale.h"
 #include "worker/optim/norm_tree.h"
 #include "worker/shard/instruction_runner.h"
 #include "worker/shard/parameter_group.h"
@@ -55,7 +56,8 @@ class StepStatistics {
     int64_t step = 0;  // StepOutcome::step
     std::span<const double> weight_nodes = {};
     std::span<const double> update_nodes = {};
-    std::optional<int64_t> updates = std::nullopt;  // overwrites the count of the outcome
+    std::optional<int64_t> updates = std::nullopt;       // overwrites the count of the outcome
+    std::optional<LossScale> loss_scale = std::nullopt;  // likewise
   };
   virtual void BeginStep(kernels::Stream& stream, const Beginning& beginning) = 0;
   // Losses and targets of a micro-batch, in memory of the stream's backend. At any time before
@@ -77,10 +79,10 @@ class StepStatistics {
     auto& header = *reinterpret_cast<kernels::StatisticsHeader*>(message_);
     kernels::AddDigest(stream, {.range = words, .first_index = first_index, .sum = &header.scales});
   }
-  // `loss_scale`: what the gradients were multiplied by.
+  // `loss_scale`: its rule, where gradients are scaled.
   void Decide(kernels::Stream& stream,
               double clip_norm,
-              double loss_scale,
+              const kernels::LossScaleRule& loss_scale,
               const kernels::UpdateHyper& hyper);
   // For updates: memory of the stream's backend.
   const kernels::StepOutcome& outcome() const { return *outcome_; }

@@ -16,6 +16,7 @@
 #include "common/dtype.h"
 #include "common/signed_size.h"
 #include "kernels/scalar/bfloat16.h"
+#include "kernels/scalar/float16.h"
 #include "kernels/scalar/fp8_state.h"
 
 namespace ravel::optim {
@@ -300,7 +301,11 @@ absl::Status RoundStored(shard::HostAccess& memory, const shard::ParameterGroup&
     values.resize(Size(count));
     rounded.resize(Size(count));
     RETURN_IF_ERROR(memory.Read(stored.main_weight.data, Writable(values)));
-    std::transform(values.begin(), values.end(), rounded.begin(), kernels::scalar::Bf16HalfAway);
+    const bool fp16 = stored.model_weight.dtype == DType::kF16;
+    std::transform(values.begin(),
+                   values.end(),
+                   rounded.begin(),
+                   fp16 ? kernels::scalar::Fp16Nearest : kernels::scalar::Bf16HalfAway);
     RETURN_IF_ERROR(memory.Write(Readable(rounded), stored.model_weight.data));
   }
   return absl::OkStatus();

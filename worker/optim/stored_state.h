@@ -73,7 +73,7 @@ absl::Status WriteScales(shard::HostAccess& memory,
                          std::span<const float> from);
 
 // Model weights follow main weights, which the host keeps in fp32: their bf16, rounded half away
-// from zero.
+// from zero, or the nearest fp16.
 absl::Status RoundStored(shard::HostAccess& memory, const shard::ParameterGroup& group);
 
 }  // namespace ravel::optim

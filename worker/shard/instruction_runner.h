@@ -77,6 +77,8 @@ class StepActions {
   // from the beginning of a step on its number, from 1. Absent and null: applied, and 0.
   virtual TensorView apply() const { return {}; }
   virtual const int64_t* step_number() const { return nullptr; }
+  // Where a device keeps the loss scale of the step; null: it is the turn's (ReplayTurn).
+  virtual const float* device_loss_scale() const { return nullptr; }
 };
 
 // Thread-safe for instructions of different streams.

@@ -41,6 +41,8 @@ UnitExecutor::UnitExecutor(const Args& args, ExecutorOptions options)
     for (BoundInstruction& bound : program.instructions) {
       bound.memory.draws = runner_.draws();
       bound.memory.loss_scale = runner_.loss_scale();
+      bound.memory.device_loss_scale =
+          args_.actions == nullptr ? nullptr : args_.actions->device_loss_scale();
     }
   }
 }

@@ -67,6 +67,24 @@ TEST(AttentionGraph, OperandsLieAsInOurMatrices) {
   EXPECT_EQ(statistics.type, GraphType::kF32);
 }
 
+TEST(AttentionGraph, OfFp16OnlyTheTypeIsAnother) {
+  for (const bool backward : {false, true}) {
+    RavelCudaAttention attention = Described(1, backward);
+    const auto graph_of = [&] {
+      return backward ? BackwardAttentionGraph(attention) : ForwardAttentionGraph(attention);
+    };
+    const AttentionGraph bf16 = graph_of();
+    attention.type = static_cast<int32_t>(DType::kF16);
+    const AttentionGraph fp16 = graph_of();
+    ASSERT_EQ(fp16.tensors.size(), bf16.tensors.size());
+    EXPECT_EQ(OperatorsOf(fp16), OperatorsOf(bf16));
+    for (size_t i = 0; i < fp16.tensors.size(); ++i) {
+      const GraphType type = bf16.tensors[i].type;
+      EXPECT_EQ(fp16.tensors[i].type, type == GraphType::kBf16 ? GraphType::kFp16 : type);
+    }
+  }
+}
+
 TEST(AttentionGraph, ForwardIsTheChainThatEnginesKnow) {
   const AttentionGraph graph = ForwardAttentionGraph(Described(1, false));
   using enum GraphOperator;

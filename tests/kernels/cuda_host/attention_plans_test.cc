@@ -32,6 +32,7 @@ TEST(AttentionKey, HasAllThatAPlanDependsOn) {
   EXPECT_TRUE(differs([](RavelCudaAttention& a) { a.backward = 0; }));
   EXPECT_TRUE(differs([](RavelCudaAttention& a) { a.scale = std::nextafter(a.scale, 1.0f); }));
   EXPECT_TRUE(differs([](RavelCudaAttention& a) { a.kv_heads = 4; }));
+  EXPECT_TRUE(differs([](RavelCudaAttention& a) { a.type = static_cast<int32_t>(DType::kF16); }));
   EXPECT_TRUE(differs([](RavelCudaAttention& a) { a.dv_stride = 1024; }));
 }
 

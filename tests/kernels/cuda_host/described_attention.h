@@ -2,6 +2,7 @@
 
 #include <cstdint>
 
+#include "common/dtype.h"
 #include "kernels/cuda/cuda_abi.h"
 
 namespace ravel::kernels::cuda::testing {
@@ -17,6 +18,7 @@ inline RavelCudaAttention Described(int64_t sequences, bool backward) {
   a.q_stride = a.k_stride = a.v_stride = 48 * 128;
   a.out_stride = 32 * 128;
   a.scale = 0.125f;
+  a.type = static_cast<int32_t>(DType::kBF16);
   if (backward) {
     a.dout_stride = 32 * 128;
     a.dq_stride = a.dk_stride = a.dv_stride = 48 * 128;

@@ -84,8 +84,9 @@ TEST(CudaAttentionPath, Bf16IsDescribedToCudnnAsItLies) {
 
 TEST(CudaAttentionPath, OurOwnKernelRunsFp32AndWhatLiesOffVectors) {
   Memory memory;
-  for (const auto& [dtype, offset] :
-       {std::pair{DType::kF32, int64_t{0}}, std::pair{DType::kBF16, int64_t{1}}}) {
+  for (const auto& [dtype, offset] : {std::pair{DType::kF32, int64_t{0}},
+                                      std::pair{DType::kBF16, int64_t{1}},
+                                      std::pair{DType::kF16, int64_t{1}}}) {
     RecordingStream stream;
     stream.has_cudnn = true;
     const AttentionBackwardArgs args = Operands(memory, 64, dtype, offset);

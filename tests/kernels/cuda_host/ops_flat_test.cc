@@ -316,6 +316,11 @@ TEST(CudaCast, DirectionAndRounding) {
   EXPECT_EQ(stream.launches[0].shape.variant, kBf16Vector);
   EXPECT_EQ(stream.ParamsOf<CastParams>(0).half_away, 1);
   EXPECT_EQ(stream.launches[1].shape.variant, kMixedScalar);
+  Cast(stream, {memory.Vector(64), memory.Vector(64, DType::kF16), Bf16Rounding::kHalfAway});
+  Cast(stream, {memory.Vector(63, DType::kF16), memory.Vector(63)});
+  EXPECT_EQ(stream.launches[2].shape.variant, kFp16Vector);
+  EXPECT_EQ(stream.ParamsOf<CastParams>(2).half_away, 0);  // fp16 is the nearest
+  EXPECT_EQ(stream.launches[3].shape.variant, kFp16MixedScalar);
 }
 
 TEST(CudaTranspose, TilesCoverRaggedSides) {

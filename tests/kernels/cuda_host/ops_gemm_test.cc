@@ -57,6 +57,28 @@ TEST(CudaGemm, FallbackReadsTransposedOperandsByTheirStrides) {
   EXPECT_EQ(params.b_column, 11);
 }
 
+TEST(CudaGemm, OfFp16HasItsTypeAndItsOwnKernels) {
+  Memory memory;
+  for (const bool cublas : {true, false}) {
+    RecordingStream stream;
+    stream.has_cublas = cublas;
+    for (const DType result : {DType::kF16, DType::kF32}) {
+      Gemm(stream,
+           {.a = memory.Matrix(30, 8, DType::kF16),
+            .b = memory.Matrix(8, 20, DType::kF16),
+            .c = memory.Matrix(30, 20, result)});
+    }
+    if (cublas) {
+      EXPECT_EQ(stream.gemms[0].gemm.input_type, static_cast<int32_t>(DType::kF16));
+      EXPECT_EQ(stream.gemms[0].gemm.output_type, static_cast<int32_t>(DType::kF16));
+      EXPECT_EQ(stream.gemms[1].gemm.output_type, static_cast<int32_t>(DType::kF32));
+    } else {
+      EXPECT_EQ(stream.launches[0].shape.variant, kFp16Scalar);
+      EXPECT_EQ(stream.launches[1].shape.variant, kFp16MixedScalar);
+    }
+  }
+}
+
 TEST(CudaGemm, ScaledSumsTakeTheOwnKernel) {
   RecordingStream stream;
   Memory memory;
@@ -134,7 +156,28 @@ TEST(CudaGemmDeathTest, NarrowResultsOfWideOperandsAreRefused) {
                     {.a = memory.Matrix(2, 2),
                      .b = memory.Matrix(2, 2),
                      .c = memory.Matrix(2, 2, DType::kBF16)}),
-               "a gemm of fp32 is fp32");
+               "a product is fp32, or of the type of its factors");
+}
+
+TEST(CudaLoss, TheScaleIsANumberOrLiesInMemoryOfTheDevice) {
+  RecordingStream stream;
+  Memory memory;
+  const TensorView scale = memory.Vector(1);
+  LinearCrossEntropyTrainArgs args = {.x = memory.Matrix(5, 64, DType::kF16),
+                                      .w = memory.Matrix(10, 64, DType::kF16),
+                                      .targets = memory.Ids(5),
+                                      .loss = memory.Vector(5),
+                                      .dx = memory.Matrix(5, 64, DType::kF16),
+                                      .dw = {},
+                                      .workspace = memory.Matrix(5, 10, DType::kF16),
+                                      .loss_scale = 8.0f};
+  LinearCrossEntropyTrain(stream, args);
+  args.loss_scale = 1.0f;
+  args.device_loss_scale = scale.As<float>();
+  LinearCrossEntropyTrain(stream, args);
+  EXPECT_EQ(stream.ParamsOf<CrossEntropyParams>(0).loss_scale, 8.0f);
+  EXPECT_EQ(stream.ParamsOf<CrossEntropyParams>(0).device_loss_scale, nullptr);
+  EXPECT_EQ(stream.ParamsOf<CrossEntropyParams>(1).device_loss_scale, scale.data);
 }
 
 TEST(CudaLoss, ChunksHaveTheRowsOfTheWorkspace) {

@@ -11,7 +11,7 @@ namespace {
 
 constexpr auto kRead = Access::Kind::kRead;
 constexpr auto kWrite = Access::Kind::kWrite;
-constexpr int64_t kVectorElements = 8;  // of bf16 in 16 bytes
+constexpr int64_t kVectorElements = 8;  // of bf16 or fp16 in 16 bytes
 constexpr uintptr_t kVectorBytes = 16;
 constexpr int64_t kMaxHead = 128;
 
@@ -113,7 +113,7 @@ void RunOwnAttention(Kernel kernel, DType dtype, int64_t sequences, const Attent
                                         .scale = p.scale,
                                         .backward = kernel != Kernel::kAttentionForward ? 1 : 0,
                                         .deterministic = 1,
-                                        .reserved = 0};
+                                        .type = static_cast<int32_t>(dtype)};
   const int64_t widest = std::max({p.q_stride, p.k_stride, p.v_stride});
   std::vector<float> dropped(static_cast<size_t>(sequences * p.sequence_tokens * widest));
   const RavelCudaAttentionBuffers buffers = {.q = p.q,
@@ -137,6 +137,9 @@ void RunOwnAttention(Kernel kernel, DType dtype, int64_t sequences, const Attent
 
 std::string AttentionProblem(const RavelCudaAttention& attention) {
   const RavelCudaAttention& a = attention;
+  if (static_cast<DType>(a.type) != DType::kBF16 && static_cast<DType>(a.type) != DType::kF16) {
+    return "heads of another type than bf16 and fp16: no engine";
+  }
   if (a.sequences < 1 || a.sequence_tokens < 1 || a.kv_heads < 1 || a.query_heads < 1 ||
       a.query_heads % a.kv_heads != 0) {
     return "sizes that no engine takes";
@@ -187,7 +190,8 @@ PlannedLaunch PlanAttention(const RavelCudaAttention& attention,
   operands.Require(workspace != nullptr && buffers.workspace_bytes >= bytes,
                    "too little workspace");
   operands.Touch(kWrite, "workspace", workspace, static_cast<int64_t>(bytes));
-  const AttentionOperands all = OperandsOf(attention, buffers, DType::kBF16, operands);
+  const AttentionOperands all =
+      OperandsOf(attention, buffers, static_cast<DType>(attention.type), operands);
   const AttentionShape shape = ShapeOf(attention);
   const bool backward = attention.backward != 0;
   return operands.Plan([=] {

@@ -55,7 +55,8 @@ void GemmInPieces(const GemmArgs& args, int64_t k, int64_t pieces) {
 }
 
 bool IsFloat(int32_t dtype) {
-  return TypeOf(dtype) == DType::kF32 || TypeOf(dtype) == DType::kBF16;
+  return TypeOf(dtype) == DType::kF32 || TypeOf(dtype) == DType::kBF16 ||
+         TypeOf(dtype) == DType::kF16;
 }
 
 bool IsPacked(int32_t dtype) {
@@ -94,6 +95,7 @@ bool CodesAreOffered(const RavelCudaGemm& gemm, int32_t compute_major) {
   const auto whole = [](int64_t size) { return size % 16 == 0; };
   const auto along_k = [&](int64_t size) { return size % (IsPacked(gemm.b_type) ? 32 : 16) == 0; };
   return IsCodes(gemm.input_type) && IsCodes(gemm.b_type) && IsFloat(gemm.output_type) &&
+         TypeOf(gemm.output_type) != DType::kF16 &&
          (gemm.input_type != gemm.b_type || TypeOf(gemm.b_type) != DType::kF8E5M2) &&
          FormsAreOffered(gemm, compute_major) && gemm.transpose_a == 0 && gemm.transpose_b != 0 &&
          whole(gemm.m) && whole(gemm.n) && along_k(gemm.k) && along_k(gemm.a_stride) &&
@@ -212,10 +214,10 @@ void Multiply(const RavelCudaGemm& gemm,
 
 bool GemmIsOffered(const RavelCudaGemm& gemm, int32_t compute_major) {
   const auto fits = [](const Shape& shape) { return shape.stride >= shape.columns; };
-  const bool types = gemm.b_type != 0 ? CodesAreOffered(gemm, compute_major)
-                                      : IsFloat(gemm.input_type) && IsFloat(gemm.output_type) &&
-                                            (TypeOf(gemm.output_type) == DType::kF32 ||
-                                             TypeOf(gemm.input_type) == DType::kBF16);
+  const bool types = gemm.b_type != 0
+                         ? CodesAreOffered(gemm, compute_major)
+                         : IsFloat(gemm.input_type) && (TypeOf(gemm.output_type) == DType::kF32 ||
+                                                        gemm.input_type == gemm.output_type);
   return gemm.m > 0 && gemm.n > 0 && gemm.k > 0 && types &&
          fits(ShapeOf(gemm.m, gemm.k, gemm.a_stride, gemm.transpose_a != 0)) &&
          fits(ShapeOf(gemm.k, gemm.n, gemm.b_stride, gemm.transpose_b != 0)) &&

@@ -71,6 +71,7 @@ void ElementUpdate(const ElementUpdateParams& p, Operands& on) {
   on.Require((p.v != nullptr) == (form.states > 1), "as many states as the rule has");
   on.Array(kUpdate, "main_weight", p.main_weight, n);
   on.Array(kUpdate, "weight", p.weight, n);
+  on.Require(p.fp16_weight == 0 || p.main_weight != nullptr, "an fp16 weight has no remainder");
   on.Array(kUpdate, "remainder", p.remainder, n);
   on.Touch(kRead, "g", p.g, n * DTypeBytes(form.gradient));
   on.Touch(kUpdate, "m", p.m, state_bytes);
@@ -109,6 +110,8 @@ void GroupedUpdate(const GroupedUpdateParams& p, Operands& on) {
              "a main weight is fp32, or a weight with a remainder");
   on.Array(kUpdate, "main_weight", update.main_weight, n);
   on.Array(kUpdate, "weight", update.weight, n);
+  on.Require(update.fp16_weight == 0 || update.main_weight != nullptr,
+             "an fp16 weight has no remainder");
   on.Array(kUpdate, "remainder", update.remainder, n);
   const bool bf16 = on.launch().variant % 2 != 0;
   on.Touch(kRead, "g", update.g, n * DTypeBytes(bf16 ? DType::kBF16 : DType::kF32));
@@ -223,14 +226,16 @@ void InitNormal(const InitNormalParams& p, Operands& on) {
   on.Array(kWrite, "out", p.out, p.elements);
 }
 
-// Variants of bf16 narrow, mixed ones widen; vectors are of four elements.
+// Mixed variants widen, the others narrow; vectors are of four elements.
 void Cast(const CastParams& p, Operands& on) {
   const int32_t variant = on.launch().variant;
-  const bool narrow = variant == kBf16Scalar || variant == kBf16Vector;
+  const int64_t wide = p.elements * DTypeBytes(DType::kF32);
+  const int64_t narrow = p.elements * DTypeBytes(DType::kBF16);
   on.RequireBlock(kFlatThreads);
   on.Require(!HasVectors(variant) || p.elements % 4 == 0, "no whole vectors");
-  on.Touch(kRead, "from", p.from, p.elements * DTypeBytes(narrow ? DType::kF32 : DType::kBF16));
-  on.Touch(kWrite, "to", p.to, p.elements * DTypeBytes(narrow ? DType::kBF16 : DType::kF32));
+  on.Require(p.half_away == 0 || OutputType(variant) == DType::kBF16, "only bf16 rounds half away");
+  on.Touch(kRead, "from", p.from, IsMixed(variant) ? narrow : wide);
+  on.Touch(kWrite, "to", p.to, IsMixed(variant) ? wide : narrow);
 }
 
 // Words of two or four bytes, whatever they mean.

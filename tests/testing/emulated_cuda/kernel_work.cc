@@ -3,6 +3,7 @@
 #include <limits>
 
 #include "kernels/scalar/bfloat16.h"
+#include "kernels/scalar/float16.h"
 
 namespace ravel::kernels::cuda::emulated {
 namespace {
@@ -16,19 +17,29 @@ bool OnVector(int64_t bytes) {
 }  // namespace
 
 DType InputType(int32_t variant) {
-  return variant == kF32Scalar || variant == kF32Vector ? DType::kF32 : DType::kBF16;
+  return variant == kF32Scalar || variant == kF32Vector ? DType::kF32
+         : variant >= kFp16Scalar                       ? DType::kF16
+                                                        : DType::kBF16;
 }
 
 DType OutputType(int32_t variant) {
-  return variant == kBf16Scalar || variant == kBf16Vector ? DType::kBF16 : DType::kF32;
+  return IsMixed(variant) ? DType::kF32 : InputType(variant);
 }
 
 bool HasVectors(int32_t variant) {
-  return variant == kF32Vector || variant == kBf16Vector || variant == kMixedVector;
+  return variant == kF32Vector || variant == kBf16Vector || variant == kMixedVector ||
+         variant == kFp16Vector || variant == kFp16MixedVector;
+}
+
+bool IsMixed(int32_t variant) {
+  return variant == kMixedScalar || variant == kMixedVector || variant == kFp16MixedScalar ||
+         variant == kFp16MixedVector;
 }
 
 DType AttentionType(int32_t variant) {
-  return variant >= kAttentionHeads ? DType::kBF16 : DType::kF32;
+  return variant < kAttentionHeads       ? DType::kF32
+         : variant < 2 * kAttentionHeads ? DType::kBF16
+                                         : DType::kF16;
 }
 
 TensorView Staging::View(const Operand& operand) {
@@ -46,7 +57,8 @@ TensorView Staging::View(const Operand& operand) {
   for (int64_t row = 0; operand.kind != Access::Kind::kWrite && row < operand.rows; ++row) {
     const uint16_t* from = static_cast<const uint16_t*>(operand.data) + row * operand.stride;
     for (int64_t j = 0; j < operand.columns; ++j) {
-      view.Row<float>(row)[j] = scalar::Bf16Value(from[j]);
+      view.Row<float>(row)[j] =
+          operand.dtype == DType::kF16 ? scalar::Fp16Value(from[j]) : scalar::Bf16Value(from[j]);
     }
   }
   if (operand.kind != Access::Kind::kRead) {
@@ -60,7 +72,8 @@ void Staging::Finish() {
     for (int64_t row = 0; row < operand.rows; ++row) {
       uint16_t* to = static_cast<uint16_t*>(operand.data) + row * operand.stride;
       for (int64_t j = 0; j < operand.columns; ++j) {
-        to[j] = scalar::Bf16Nearest(copy[row * operand.columns + j]);
+        const float x = copy[row * operand.columns + j];
+        to[j] = operand.dtype == DType::kF16 ? scalar::Fp16Nearest(x) : scalar::Bf16Nearest(x);
       }
     }
   }

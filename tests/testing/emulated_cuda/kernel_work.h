@@ -2,7 +2,7 @@
 
 // A launch of a kernel or of a library's product or attention: its operands are declared and
 // checked, and it becomes work of a stream. What stands for a library computes with the CPU's ops:
-// bf16 operands are widened before, and results rounded to nearest even after it, once.
+// narrow operands are widened before, and results rounded to nearest even after it, once.
 
 #include <array>
 #include <cstdint>
@@ -27,11 +27,12 @@ struct KernelLaunch {
   uint32_t shared_bytes = 0;
 };
 
-// As `Variant` has it: "mixed" reads bf16 and writes fp32.
+// As `Variant` has it: "mixed" reads bf16 or fp16 and writes fp32.
 DType InputType(int32_t variant);
 DType OutputType(int32_t variant);
 bool HasVectors(int32_t variant);
-// Our own attention kernels: for fp32 and then for bf16, so many limits of a head.
+bool IsMixed(int32_t variant);
+// Our own attention kernels: for fp32, then for bf16 and fp16, so many limits of a head.
 inline constexpr int32_t kAttentionHeads = 4;
 DType AttentionType(int32_t variant);
 
@@ -45,7 +46,7 @@ struct Operand {
   int64_t stride = 0;
 };
 
-// fp32 views of operands while the work runs: the memory itself, or a copy of bf16.
+// fp32 views of operands while the work runs: the memory itself, or a copy of bf16 or fp16.
 class Staging {
  public:
   // Once per operand.

@@ -184,7 +184,7 @@ void EmbeddingForward(const EmbeddingForwardParams& p, Operands& on) {
   on.Read("table", p.table, {p.rows, p.hidden, p.table_stride});
   const Shape out = {p.tokens, p.hidden, p.out_stride};
   const int32_t variant = on.launch().variant;
-  if (variant == kMixedScalar || variant == kMixedVector) {  // written one by one
+  if (IsMixed(variant)) {  // written one by one
     on.Add(kWrite, "out", p.out, out, OutputType(variant));
   } else {
     on.Write("out", p.out, out);
@@ -211,6 +211,7 @@ void CrossEntropy(const CrossEntropyParams& p, Operands& on) {
   kGradient ? on.Update("logits", p.logits, shape) : on.Read("logits", p.logits, shape);
   on.Array(kWrite, "loss", p.loss, p.tokens);
   on.Array(kRead, "targets", p.targets, p.tokens);
+  on.Array(kRead, "device_loss_scale", p.device_loss_scale, 1);
 }
 
 void SumParts(const SumPartsParams& p, Operands& on) {
@@ -248,6 +249,7 @@ void VocabularyGradient(const VocabularyBlockParams& p, Operands& on) {
   on.Update("logits", p.logits, {p.tokens, p.columns, p.logits_stride});
   on.Array(kRead, "targets", p.targets, p.tokens);
   on.Add(kRead, "statistics", p.statistics, {3, p.tokens, p.statistics_stride}, DType::kF32);
+  on.Array(kRead, "device_loss_scale", p.device_loss_scale, 1);
 }
 
 }  // namespace

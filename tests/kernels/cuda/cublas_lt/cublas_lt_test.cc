@@ -30,6 +30,7 @@ int32_t Fail(std::string text) {
 namespace {
 
 constexpr int32_t kF32 = static_cast<int32_t>(DType::kF32);
+constexpr int32_t kFp16 = static_cast<int32_t>(DType::kF16);
 constexpr int32_t kBf16 = static_cast<int32_t>(DType::kBF16);
 constexpr int32_t kPackedE2M1 = static_cast<int32_t>(DType::kU8);
 constexpr int32_t kE4M3 = static_cast<int32_t>(DType::kF8E4M3);
@@ -348,6 +349,49 @@ TEST_F(CublasLtTest, WhatTheLibraryRefusesHasNoCandidates) {
 // The fake refuses them otherwise.
 TEST_F(CublasLtTest, OtherGemmsHaveNoScales) {
   EXPECT_EQ(CodesGemm(kBf16, 0, kF32).Candidates(), 1);
+}
+
+TEST_F(CublasLtTest, Fp16OperandsGiveFp16OrFp32) {
+  for (const int32_t output : {kFp16, kF32}) {
+    RavelCudaGemm gemm = {};
+    gemm.m = 2;
+    gemm.n = gemm.k = 3;
+    gemm.a_stride = gemm.b_stride = gemm.c_stride = 3;
+    gemm.transpose_b = 1;
+    gemm.input_type = kFp16;
+    gemm.output_type = output;
+    gemm.a_align = gemm.b_align = gemm.c_align = 2;
+    std::vector<uint16_t> a;
+    for (int i = 0; i < 9; ++i) {
+      a.push_back(FloatToFp16(static_cast<float>(i) / 1024.0f + 1.0f));
+    }
+    std::vector<uint16_t> narrow(6);
+    std::vector<float> wide(6);
+    const bool fp16 = output == kFp16;
+    const RavelCudaGemmBuffers buffers = {
+        .a = a.data(),
+        .b = a.data(),
+        .c = fp16 ? static_cast<void*>(narrow.data()) : static_cast<void*>(wide.data()),
+        .workspace = nullptr,
+        .workspace_bytes = 0,
+        .scale_a = nullptr,
+        .scale_b = nullptr,
+        .factors = nullptr};
+    StreamHandle stream = {.device = 0, .stream = nullptr};
+    const RavelCudaAlgorithm algorithm = {};
+    ASSERT_EQ(GemmRun(&stream, &gemm, &algorithm, &buffers), 0);
+    for (size_t row = 0; row < 2; ++row) {
+      for (size_t column = 0; column < 3; ++column) {
+        float sum = 0;
+        for (size_t i = 0; i < 3; ++i) {
+          sum += Fp16ToFloat(a[3 * row + i]) * Fp16ToFloat(a[3 * column + i]);
+        }
+        const size_t at = 3 * row + column;
+        EXPECT_EQ(fp16 ? Fp16ToFloat(narrow[at]) : wide[at],
+                  fp16 ? Fp16ToFloat(FloatToFp16(sum)) : sum);
+      }
+    }
+  }
 }
 
 }  // namespace

@@ -14,6 +14,7 @@
 #include <cublasLt.h>
 
 #include "kernels/scalar/bfloat16.h"
+#include "kernels/scalar/float16.h"
 #include "kernels/scalar/float4.h"
 #include "kernels/scalar/float8.h"
 
@@ -59,7 +60,7 @@ bool IsFp4(cudaDataType type) {
 }
 
 int64_t BytesOf(cudaDataType type) {
-  return IsFp8(type) ? 1 : type == CUDA_R_16BF ? 2 : 4;
+  return IsFp8(type) ? 1 : type == CUDA_R_16BF || type == CUDA_R_16F ? 2 : 4;
 }
 
 bool Whole(const Layout& layout) {
@@ -116,6 +117,8 @@ float ValueAt(const void* data, cudaDataType type, int64_t index) {
       return E4M3::ValueOfCode(static_cast<const uint8_t*>(data)[index]);
     case CUDA_R_8F_E5M2:
       return E5M2::ValueOfCode(static_cast<const uint8_t*>(data)[index]);
+    case CUDA_R_16F:
+      return ravel::kernels::scalar::Fp16Value(static_cast<const uint16_t*>(data)[index]);
     case CUDA_R_16BF:
       return ravel::kernels::scalar::Bf16Value(static_cast<const uint16_t*>(data)[index]);
     default:
@@ -331,7 +334,9 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t,
       const int64_t at = column * of_d.stride + row;
       const float old = kept == 0.0f ? 0.0f : kept * ValueAt(c, of_d.type, at);
       const float value = scale * sum + old;
-      if (BytesOf(of_d.type) == 2) {
+      if (of_d.type == CUDA_R_16F) {
+        static_cast<uint16_t*>(d)[at] = ravel::kernels::scalar::Fp16Nearest(value);
+      } else if (BytesOf(of_d.type) == 2) {
         static_cast<uint16_t*>(d)[at] = ravel::kernels::scalar::Bf16Nearest(value);
       } else {
         static_cast<float*>(d)[at] = value;

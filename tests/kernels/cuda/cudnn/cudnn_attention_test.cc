@@ -10,6 +10,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "common/dtype.h"
 #include "tests/kernels/cuda/cudnn/fake_cudnn.h"
 
 namespace ravel::kernels::cuda::testing {
@@ -31,6 +32,7 @@ RavelCudaAttention SmallAttention(bool backward, bool deterministic = false) {
   a.q_stride = a.k_stride = a.v_stride = 512;
   a.out_stride = 256;
   a.scale = 0.125f;
+  a.type = static_cast<int32_t>(DType::kBF16);
   a.backward = backward ? 1 : 0;
   a.deterministic = deterministic ? 1 : 0;
   if (backward) {

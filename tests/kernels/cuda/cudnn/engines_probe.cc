@@ -9,6 +9,7 @@
 
 #include <dlfcn.h>
 
+#include "common/dtype.h"
 #include "kernels/cuda/cudnn_attention.h"
 
 namespace ravel::kernels::cuda::testing {
@@ -23,8 +24,10 @@ struct Case {
   int64_t head_size;
   bool deterministic;  // that backward, too; each plan is compiled, which takes its time
   bool on_blackwell;
+  DType type = DType::kBF16;
 };
 constexpr Case kCases[] = {{"8B", 1, 8192, 32, 8, 128, true, true},
+                           {"fp16", 1, 8192, 32, 8, 128, true, false, DType::kF16},
                            {"3B", 2, 4096, 24, 8, 128, false, false},
                            {"1.5B", 4, 2048, 12, 2, 128, false, false},
                            {"124M", 64, 1024, 12, 12, 64, false, true},
@@ -46,6 +49,7 @@ RavelCudaAttention DescriptionOf(const Case& c, bool backward, bool deterministi
     a.dq_stride = a.dk_stride = a.dv_stride = row;
   }
   a.scale = 0.125f;
+  a.type = static_cast<int32_t>(c.type);
   a.backward = backward ? 1 : 0;
   a.deterministic = deterministic ? 1 : 0;
   return a;

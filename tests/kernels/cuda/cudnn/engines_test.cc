@@ -72,6 +72,8 @@ struct Shape {
 const Shape kShapes[] = {
     {"8B",
      {.sequences = 1, .sequence_tokens = 8192, .query_heads = 32, .kv_heads = 8, .head_dim = 128}},
+    {"fp16",
+     {.sequences = 1, .sequence_tokens = 8192, .query_heads = 32, .kv_heads = 8, .head_dim = 128}},
     {"3B",
      {.sequences = 2, .sequence_tokens = 4096, .query_heads = 24, .kv_heads = 8, .head_dim = 128}},
     {"1.5B",
@@ -90,7 +92,7 @@ TEST_P(CudnnEngines, TakeTheShapesOfOurModelsWithinTheDesignsWorkspace) {
     return;
   }
   ASSERT_TRUE(answer.done) << answer.text;
-  EXPECT_EQ(answer.lines.size(), std::string(GetParam()) == "90" ? 12u : 5u) << answer.text;
+  EXPECT_EQ(answer.lines.size(), std::string(GetParam()) == "90" ? 15u : 5u) << answer.text;
   for (const auto& [name, line] : answer.lines) {
     SCOPED_TRACE(name);
     EXPECT_EQ(line.failure, "");

@@ -7,11 +7,20 @@
 #include <cstring>
 
 #include "kernels/scalar/bfloat16.h"
+#include "kernels/scalar/float16.h"
 
 namespace ravel::kernels::cuda {
 
 inline uint16_t Bf16NearestBits(float x) {
   return scalar::Bf16Nearest(x);
+}
+
+inline uint16_t Fp16NearestBits(float x) {
+  return scalar::Fp16Nearest(x);
+}
+
+inline float Fp16ValueOf(uint16_t bits) {
+  return scalar::Fp16Value(bits);
 }
 
 // All exchanges of the tree at once, by the last lane that comes: lanes that wait are what costs

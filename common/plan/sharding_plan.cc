@@ -86,16 +86,6 @@ absl::Status CheckRecipe(const JobSpec& spec) {
   return absl::OkStatus();
 }
 
-absl::Status CheckFp16(const JobSpec& spec) {
-  if (spec.compute != ComputeType::kF16) {
-    return absl::OkStatus();
-  }
-  if (!spec.cpu_devices) {
-    return FieldRefusal("precision.compute", "bf16 or fp32, since gpus do not run fp16", "fp16");
-  }
-  return CheckLossScale(spec.loss_scale);
-}
-
 absl::Status CheckRequest(const PlanRequest& request) {
   const JobSpec& spec = request.spec;
   if (!spec.model.has_value()) {
@@ -126,7 +116,9 @@ absl::Status CheckRequest(const PlanRequest& request) {
         "training.optimizer.mainWeights: bf16_remainder needs precision.compute bf16");
   }
   RETURN_IF_ERROR(CheckRecipe(spec));
-  RETURN_IF_ERROR(CheckFp16(spec));
+  if (spec.compute == ComputeType::kF16) {
+    RETURN_IF_ERROR(CheckLossScale(spec.loss_scale));
+  }
   const OffloadSpec& offload = spec.optimizer.offload;
   if (!(offload.fraction >= 0 && offload.fraction <= 1)) {
     return FieldRefusal(
@@ -326,7 +318,7 @@ absl::StatusOr<ShardingPlan> BuildShardingPlan(const PlanRequest& request) {
   plan.micro_batch = {.sequences = spec.micro_batch, .sequence_tokens = spec.data.sequence_length};
   RETURN_IF_ERROR(AddInventory(spec, config, path, plan));
   NarrowActivations(WeightTypeOf(spec.compute), plan.inventory);
-  if (spec.compute == ComputeType::kBF16 && !spec.cpu_devices) {
+  if (spec.compute != ComputeType::kF32 && !spec.cpu_devices) {
     plan.options.attention_workspace_bytes = AttentionWorkspaceBytes(
         config, plan.micro_batch, spec.determinism == DeterminismMode::kExact);
     ReserveAttentionWorkspace(plan.options.attention_workspace_bytes, plan.inventory);

@@ -283,13 +283,11 @@ void JobRules::CheckPrecision() {
   spec().compute = bf16   ? plan::ComputeType::kBF16
                    : fp16 ? plan::ComputeType::kF16
                           : plan::ComputeType::kF32;
-  if (fp16 && !cpu && !Failed("spec.precision.compute") && !Failed("spec.devices.kind")) {
-    Fail("spec.precision.compute", "bf16 or fp32, since gpus do not run fp16", "'fp16'");
-  }
-  if ((!bf16 || cpu) && spec().allow_slow_kernels && !Failed("spec.precision.compute") &&
+  const bool narrow = bf16 || fp16;
+  if ((!narrow || cpu) && spec().allow_slow_kernels && !Failed("spec.precision.compute") &&
       !Failed("spec.devices.kind")) {
     Fail("spec.devices.allowSlowKernels",
-         "false, or gpu devices and precision.compute bf16",
+         "false, or gpu devices and precision.compute bf16 or fp16",
          "true");
   }
   if (bf16 || Failed("spec.precision.compute")) {

@@ -129,6 +129,22 @@ TEST_F(GpuOffload, EveryStrategyGivesTheSameBits) {
 }
 
 // Codes follow main weights that the host has updated.
+// Guesses of steps that overflow are undone.
+TEST_F(GpuOffload, Fp16GivesTheSameBitsThroughOverflows) {
+  const auto steps = [](const StrategyCase& tested, double fraction) {
+    RecordArgs args = Steps(tested, fraction, {.name = "", .compute = plan::ComputeType::kF16});
+    args.spec.loss_scale = {.initial = 32768, .growth_interval = 2};
+    args.last_step = 6;
+    args.evaluate_every_step = false;
+    args.ahead = true;
+    return args;
+  };
+  const Recording whole = RecordOn(gpu(), steps({}, 0));
+  EXPECT_LT(whole.updates, 6);
+  EXPECT_GT(whole.updates, 0);
+  EXPECT_EQ(FirstDifference(whole, RecordOn(gpu(), steps({.width = 2}, 1))), "");
+}
+
 TEST_F(GpuOffload, RecipesGiveTheSameBits) {
   RecordArgs args = DeviceSteps({.strategy = "ZeRO3", .width = 2}, "recipes");
   args.spec.compute = plan::ComputeType::kBF16;
@@ -212,6 +228,20 @@ TEST_F(GpuOffload, UpdatesBeginBeforeTheirStepIsDecided) {
   for (const optim::HostUpdateCounts& counts : RunCounted(gpu(), inline_args).counts) {
     EXPECT_EQ(counts.chunks, run.chunks);
     EXPECT_EQ(counts.early, 0);
+  }
+}
+
+// Also where the loss scale grows from step to step.
+TEST_F(GpuOffload, GuessesOfFp16KnowTheScale) {
+  RecordArgs args = Guessing(1, 0);
+  args.spec.compute = plan::ComputeType::kF16;
+  args.spec.loss_scale = {.initial = 16, .growth_interval = 2};
+  const CountedRun run = RunCounted(gpu(), args);
+  EXPECT_EQ(run.recording.loss_scale.scale, 128);
+  ASSERT_EQ(run.counts.size(), 6u);
+  for (const optim::HostUpdateCounts& counts : run.counts) {
+    EXPECT_EQ(counts.early, run.chunks);
+    EXPECT_EQ(counts.redone, 0);
   }
 }
 

@@ -313,13 +313,16 @@ void Chooser::FillRandom(Bytes memory, DType dtype, uint32_t site) {
 }
 
 // Numbers of this kind whose products span more than the 24 bits of a sum. Large ones often cancel,
-// and which small ones they have swallowed by then depends on the order: it shows in bf16, too.
+// and which small ones they have swallowed by then depends on the order: it shows in bf16 and fp16,
+// too.
 uint32_t ProbeBits(DType dtype, bool negative, bool large) {
   constexpr uint32_t kNegative = 0x80000000;
   const auto narrow = [&](uint32_t bits, int shift) {
     return bits | (negative ? kNegative >> shift : 0);
   };
   switch (dtype) {
+    case DType::kF16:
+      return narrow(large ? 0x4C00 : 0x1C00, 16);  // 2^4, 2^-8: sums of 2^16 products stay finite
     case DType::kBF16:
       return narrow(large ? 0x4580 : 0x3F80, 16);  // 2^12, 1
     case DType::kF8E4M3:

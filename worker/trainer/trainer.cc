@@ -21,6 +21,7 @@
 
 #include "common/fault_point.h"
 #include "common/logging.h"
+#include "common/model/compute_type.h"
 #include "common/plan/report/plan_printer.h"
 #include "common/version.h"
 #include "kernels/cuda_host/nccl_group.h"
@@ -73,10 +74,10 @@ double SecondsSince(const Clock& clock, int64_t start_ms) {
   return static_cast<double>(clock.MonotonicMs() - start_ms) / 1000.0;
 }
 
-// Refuses to train in bf16 through kernels without tensor cores unless the job allows it. Our own
-// gemm also serves fp32, where the library's is not as far ahead.
+// Refuses to train in bf16 or fp16 through kernels without tensor cores unless the job allows it.
+// Our own gemm also serves fp32, where the library's is not as far ahead.
 absl::Status CheckFastKernels(const kernels::CudaGpu& gpu, const plan::JobSpec& spec) {
-  if (spec.compute != plan::ComputeType::kBF16 || spec.allow_slow_kernels) {
+  if (spec.compute == plan::ComputeType::kF32 || spec.allow_slow_kernels) {
     return absl::OkStatus();
   }
   std::string missing = gpu.no_cublas();
@@ -89,7 +90,9 @@ absl::Status CheckFastKernels(const kernels::CudaGpu& gpu, const plan::JobSpec& 
   return WithCode(
       absl::FailedPreconditionError(absl::StrCat(
           missing,
-          ": bf16 would run without tensor cores, some 50 times as slow. Put the folders of "
+          ": ",
+          plan::ComputeName(spec.compute),
+          " would run without tensor cores, some 50 times as slow. Put the folders of "
           "libcublasLt.so.13 and libcudnn.so.9 into the daemon's LD_LIBRARY_PATH, or set "
           "spec.devices.allowSlowKernels")),
       ExitCode::kDevice);

@@ -61,6 +61,7 @@ TEST(JobPrecision, GpusComputeInBf16AndCpusInFp32UnlessTold) {
   for (const Case& test : {Case{"gpu", "", "bf16", plan::ComputeType::kBF16},
                            Case{"gpu", "compute: fp32", "fp32", plan::ComputeType::kF32},
                            Case{"gpu", "compute: bf16", "bf16", plan::ComputeType::kBF16},
+                           Case{"gpu", "compute: fp16", "fp16", plan::ComputeType::kF16},
                            Case{"cpu", "", "fp32", plan::ComputeType::kF32},
                            Case{"cpu", "compute: fp32", "fp32", plan::ComputeType::kF32},
                            Case{"cpu", "compute: bf16", "bf16", plan::ComputeType::kBF16},
@@ -106,11 +107,10 @@ TEST(JobPrecision, Fp16HasALossScaleAndNothingElseHas) {
 
 TEST(JobPrecision, Fp16IsRefusedByFieldWhereItCannotWork) {
   const std::string at = "spec.precision.lossScale";
-  EXPECT_EQ(TypeViolations(MakeTyped("gpu", "compute: fp16")),
-            "spec.precision.compute: expected bf16 or fp32, since gpus do not run fp16, got "
-            "'fp16'\n");
-  EXPECT_EQ(TypeViolations(MakeTyped("cpu", "compute: fp16, recipe: mxfp8")),
-            "spec.precision.compute: expected bf16, which a recipe needs, got 'fp16'\n");
+  for (const char* kind : {"cpu", "gpu"}) {
+    EXPECT_EQ(TypeViolations(MakeTyped(kind, "compute: fp16, recipe: mxfp8")),
+              "spec.precision.compute: expected bf16, which a recipe needs, got 'fp16'\n");
+  }
   EXPECT_EQ(TypeViolations(MakeTyped("cpu", "compute: fp16", "mainWeights: bf16_remainder")),
             "spec.training.optimizer.mainWeights: expected fp32, or precision.compute bf16, got "
             "'bf16_remainder'\n");
@@ -432,9 +432,10 @@ TEST(JobPrecision, SlowKernelsAreAllowedOnlyWhereTheyCouldRun) {
   const CanonicalJob job = MakeTyped("gpu", "", "", allowed);
   ASSERT_TRUE(job.ok()) << TypeViolations(job);
   EXPECT_TRUE(job.spec.allow_slow_kernels);
+  EXPECT_TRUE(MakeTyped("gpu", "compute: fp16", "", allowed).ok());
   const std::string refused =
-      "spec.devices.allowSlowKernels: expected false, or gpu devices and precision.compute bf16, "
-      "got true\n";
+      "spec.devices.allowSlowKernels: expected false, or gpu devices and precision.compute bf16 "
+      "or fp16, got true\n";
   EXPECT_EQ(TypeViolations(MakeTyped("gpu", "compute: fp32", "", allowed)), refused);
   EXPECT_EQ(TypeViolations(MakeTyped("cpu", "", "", allowed)), refused);
   EXPECT_EQ(TypeViolations(MakeTyped("cpu", "compute: bf16", "", allowed)), refused);

@@ -186,7 +186,8 @@ absl::Status InstructionRunner::Update(const Instruction& instruction) {
                           const quant::QuantPiece& piece, int64_t first, int64_t count) {
       begin();
       quant_->MeasureElements(stream, piece, first, count);
-      if (encodes) {
+      // A device knows only in its kernels whether there is a scale: the refresh makes all codes.
+      if (encodes && stream.backend() == kernels::Backend::kCpu) {
         done(piece, quant_->QuantizeUpdated(stream, piece, first, count));
       }
     };

@@ -206,7 +206,7 @@ void TransposeCodes(Stream& stream, const TransposeCodesArgs& args);
 // nothing changes. Amaxes of inputs and gradients are 0 afterwards in either case. With absent
 // amaxes (both) only the next scales follow from the histories. The third word of a weight's slot
 // says whether codes that the update before has cast by the next scale, if there was one, are those
-// of the scale now: 1, or 0 where there was none. A block per slot.
+// of the scale now: 1, or 0 where there was none. That of other slots is 0. A block per slot.
 inline constexpr int64_t kDelayedSlots = 3;
 inline constexpr int64_t kDelayedWords = 3;
 struct DelayedScalesArgs {

@@ -489,9 +489,7 @@ void UpdateDelayedScales(const DelayedScalesArgs& args) {
     } else if (args.weight_amax.present()) {
       amax = std::exchange(args.activation_amax.As<uint32_t>()[2 * domain + of - 1], 0u);
     }
-    if (of == 0) {
-      scales[2] = !append || scales[1] != 0 ? 1.0f : 0.0f;
-    }
+    scales[2] = of == 0 && (!append || scales[1] != 0) ? 1.0f : 0.0f;
     if (append && of == 0) {
       const float first =
           args.ones ? 1.0f : scalar::ScaleOf({.largest = scalar::kLargestE4M3Value}, amax);

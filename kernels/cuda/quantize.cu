@@ -264,9 +264,7 @@ __global__ void __launch_bounds__(kFlatThreads)
     amax = MaxOf(amax, largest[i]);
   }
   const bool ones = (p.choices & kOnesFirst) != 0;
-  if (of == 0) {
-    scales[2] = !applies || scales[1] != 0.0f ? 1.0f : 0.0f;
-  }
+  scales[2] = of == 0 && (!applies || scales[1] != 0.0f) ? 1.0f : 0.0f;
   if (applies && of == 0) {
     const float first =
         ones ? 1.0f : scalar::ScaleOf({.largest = scalar::kLargestE4M3Value}, staged);

@@ -84,6 +84,17 @@ void RequireMainWeight(const ElementUpdateArgs& args, int64_t n) {
   }
 }
 
+// As many states as the rule has, of types that it may have.
+void RequireRule(const ElementUpdateArgs& args, int64_t n) {
+  scalar::ForEachRule([&](auto rule) {
+    using Rule = decltype(rule);
+    if (Rule::kRule == args.rule) {
+      CHECK_MSG(args.v.present() == (Rule::kStates > 1) || n == 0, "another number of states");
+      CHECK_MSG(Rule::kNarrowStates || args.m.dtype == DType::kF32, "states are fp32");
+    }
+  });
+}
+
 void RequireElementUpdate(const ElementUpdateArgs& args, int64_t n) {
   RequireMainWeight(args, n);
   RequireGradient(args.g);
@@ -92,13 +103,7 @@ void RequireElementUpdate(const ElementUpdateArgs& args, int64_t n) {
   if (args.v.present()) {
     RequireFlat(args.v, n, args.m.dtype);
   }
-  scalar::ForEachRule([&](auto rule) {
-    using Rule = decltype(rule);
-    if (Rule::kRule == args.rule) {
-      CHECK_MSG(args.v.present() == (Rule::kStates > 1) || n == 0, "another number of states");
-      CHECK_MSG(Rule::kNarrowStates || args.m.dtype == DType::kF32, "states are fp32");
-    }
-  });
+  RequireRule(args, n);
   CHECK_MSG(args.first_index >= 0, "an index is not negative");
 }
 
@@ -222,7 +227,13 @@ void WeightUpdate(Stream& stream, const WeightUpdateArgs& args) {
   const int64_t n = update.g.elements();
   const int64_t rows = DivExact(n, args.columns);
   RequireMainWeight(update, n);
-  RequireFloat(update.g);
+  RequireGradient(update.g);
+  RequireRule(update, n);
+  for (const TensorView& scales : {args.update.m_scales, args.update.v_scales}) {
+    if (scales.present()) {
+      RequireFlat(scales, rows * DivCeil(args.columns, kUpdateGroup), DType::kU8);
+    }
+  }
   CHECK_MSG(!update.weight.present() && update.table.pieces == nullptr, "a weight, or a table");
   RequireTarget(target, rows, args.columns);
   CHECK_MSG(FitsWeightUpdate(args), "accesses of four elements do not fit");

@@ -160,6 +160,33 @@ class GpuRecipes : public GpuEngine, public ::testing::WithParamInterface<Recipe
     return record;
   }
 
+  // Runs the steps on a device and makes all codes once more; returns them.
+  static QuantRecord ExpectCodesOfARefresh(const RecordArgs& args) {
+    QuantRecord left;
+    QuantRecord made;
+    Mutex mutex;
+    const auto body = [&](RankEngine& engine, int rank) -> absl::Status {
+      Recording unused;
+      RETURN_IF_ERROR(RunRank(args, engine, rank, unused));
+      MutexLock lock(mutex);
+      RETURN_IF_ERROR(AddQuantState(engine, left));
+      ASSIGN_OR_RETURN(const kernels::CudaMemory scratch,
+                       gpu().AllocateDevice(kernels::cuda::kScratchBytes));
+      ASSIGN_OR_RETURN(const auto stream,
+                       gpu().MakeStream(kernels::CudaGpu::Priority::kNormal, scratch.data()));
+      for (const shard::ParameterGroup& group : engine.groups()) {
+        engine.quant()->Quantize(*stream, group.quant_pieces());
+      }
+      RETURN_IF_ERROR(stream->Synchronize());
+      return AddQuantState(engine, made);
+    };
+    EXPECT_EQ(RunLocalRanks({.spec = args.spec, .ranks = args.ranks, .body = body, .gpu = &gpu()}),
+              absl::OkStatus());
+    EXPECT_GT(left.codes.size(), 0u);
+    EXPECT_EQ(left, made);
+    return left;
+  }
+
   EpochArgs Epoch(int ranks, bool on_device) {
     EpochArgs args;
     args.spec = CaseJob("recipes", folder_);
@@ -266,39 +293,42 @@ TEST_P(GpuRecipes, CodesAmaxesAndScalesAreThoseOfTheCpu) {
 // weights.
 TEST_P(GpuRecipes, CodesOfAStepAreThoseOfARefresh) {
   RecordArgs args = Steps({.width = 2});
+  args.last_step = 3;
+  const QuantRecord record = ExpectCodesOfARefresh(args);
   args.last_step = 1;
-  QuantRecord first;
-  QuantRecord left;
-  QuantRecord made;
-  Mutex mutex;
-  const auto body = [&](RankEngine& engine, int rank) -> absl::Status {
-    Recording unused;
-    RETURN_IF_ERROR(RunRank(args, engine, rank, unused));
-    {
-      MutexLock lock(mutex);
-      RETURN_IF_ERROR(AddQuantState(engine, first));
+  EXPECT_NE(record.codes, ExpectCodesOfARefresh(args).codes);
+}
+
+// A matrix of zeros has no delayed scale: its update makes no codes, the refresh does.
+TEST_P(GpuRecipes, CodesAfterZerosAreThoseOfARefresh) {
+  if (GetParam().recipe != Recipe::kDelayed) {
+    GTEST_SKIP() << "no history";
+  }
+  RecordArgs args = Steps();
+  args.last_step = 1;
+  Recording zeros = RecordOn(gpu(), args);
+  int64_t changed = 0;
+  for (auto& [name, values] : zeros.weights) {
+    if (name.find("o_proj") != std::string::npos) {
+      std::fill(values.begin(), values.end(), 0.0f);
+      ++changed;
     }
-    for (const int64_t step : {1, 2}) {
-      RETURN_IF_ERROR(engine.IssueStep(step));
-      RETURN_IF_ERROR(engine.ReadStep().status());
-    }
-    MutexLock lock(mutex);
-    RETURN_IF_ERROR(AddQuantState(engine, left));
-    ASSIGN_OR_RETURN(const kernels::CudaMemory scratch,
-                     gpu().AllocateDevice(kernels::cuda::kScratchBytes));
-    ASSIGN_OR_RETURN(const auto stream,
-                     gpu().MakeStream(kernels::CudaGpu::Priority::kNormal, scratch.data()));
-    for (const shard::ParameterGroup& group : engine.groups()) {
-      engine.quant()->Quantize(*stream, group.quant_pieces());
-    }
-    RETURN_IF_ERROR(stream->Synchronize());
-    return AddQuantState(engine, made);
-  };
-  ASSERT_EQ(RunLocalRanks({.spec = args.spec, .ranks = args.ranks, .body = body, .gpu = &gpu()}),
-            absl::OkStatus());
-  EXPECT_GT(left.codes.size(), 0u);
-  EXPECT_NE(left.codes, first.codes);
-  EXPECT_EQ(left, made);
+  }
+  ASSERT_GT(changed, 0);
+  args.start = &zeros;
+  args.first_step = 1;
+  args.last_step = 2;
+  ExpectCodesOfARefresh(args);
+}
+
+// Rows that are no multiple of four do without the kernel.
+TEST_P(GpuRecipes, CodesOfOddRowsAreThoseOfARefresh) {
+  if (plan::BlockEdge(GetParam().recipe) > 0 || GetParam().of_codes) {
+    GTEST_SKIP() << "refused at plan";
+  }
+  RecordArgs args = Steps({.width = 2}, "odd_tied");
+  args.last_step = 2;
+  ExpectCodesOfARefresh(args);
 }
 
 // Also after steps of their own, on any number of ranks.

@@ -237,6 +237,7 @@ QuantState::RowRange QuantState::QuantizeUpdated(kernels::Stream& stream,
                                                  int64_t first,
                                                  int64_t count) const {
   const plan::QuantTensor& of = *layout_.Find(piece.tensor);
+  CHECK_MSG(stream.backend() == kernels::Backend::kCpu, "a device's scales are not read here");
   if (!plan::EncodesInUpdate(of.recipe)) {
     return {};
   }

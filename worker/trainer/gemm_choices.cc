@@ -322,7 +322,8 @@ uint32_t ProbeBits(DType dtype, bool negative, bool large) {
   };
   switch (dtype) {
     case DType::kF16:
-      return narrow(large ? 0x4C00 : 0x1C00, 16);  // 2^4, 2^-8: sums of 2^16 products stay finite
+      return narrow(large ? 0x4C00 : 0x1C00,
+                    16);  // 2^4, 2^-8: most sums of 2^16 products are finite
     case DType::kBF16:
       return narrow(large ? 0x4580 : 0x3F80, 16);  // 2^12, 1
     case DType::kF8E4M3:

@@ -77,7 +77,7 @@ struct StepOutcome {
   int64_t target_tokens = 0;
   int32_t apply = 0;  // 0: nothing is updated
   UpdateScalars scalars = {};
-  // What the next step's gradients are multiplied by, a power of two, and the applied steps since
+  // The factor of the next step's gradients, a power of two, and the applied steps since
   // it changed. The decision changes them by its rule.
   float loss_scale = 1;
   int64_t good_steps = 0;

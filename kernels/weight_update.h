@@ -13,8 +13,8 @@
 
 namespace ravel::kernels {
 
-// Where what follows from new weights goes. Amaxes are raised, as BlockAmax does it; they are taken
-// in a step that is not applied, too, of the weights as they are.
+// The places of what follows from new weights. Amaxes are raised, as BlockAmax does it; they are
+// taken in a step that is not applied, too, of the weights as they are.
 struct WeightTarget {
   plan::Recipe recipe = plan::Recipe::kNone;
   int64_t first_row = 0;  // of the matrix whose grid `amax` is

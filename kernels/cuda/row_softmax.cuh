@@ -9,7 +9,7 @@ namespace ravel::kernels::cuda {
 // Below this a term cannot be seen beside the row's 1 (kSoftmaxFloor of cpu/simd_math.h).
 inline constexpr float kSoftmaxFloor = -69.0f;
 
-// What gradients of logits are multiplied by.
+// The factor of the gradients of logits.
 template <typename Params>
 __device__ inline float LossScaleOf(const Params& p) {
   return p.device_loss_scale != nullptr ? *p.device_loss_scale : p.loss_scale;

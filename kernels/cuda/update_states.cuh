@@ -59,7 +59,7 @@ __device__ inline uint64_t Four(const scalar::PhiloxWords& words, size_t first) 
   return words[first] | uint64_t{words[first + 1]} << 32;
 }
 
-// Of the elements that begin at a global index: two draws where that is no multiple of 4.
+// The draws of elements that begin at a global index: two where that is no multiple of 4.
 __device__ inline LaneDraws DrawsAt(uint64_t seed, uint32_t site, uint32_t key, int64_t index) {
   const auto draw = [&](int64_t block) {
     return scalar::Philox4x32(

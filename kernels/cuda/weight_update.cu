@@ -17,7 +17,7 @@ constexpr int kLaneWidth = kGroupWidth;
 constexpr int kTileColumns = kWarpThreads * kLaneWidth;
 constexpr int kTileRows = 32;  // at least
 constexpr int kWarps = kFlatThreads / kWarpThreads;
-// Of edge 16.
+// Blocks of edge 16, the most that a tile has.
 constexpr int kMostBlocks = (kTileRows / 16) * (kTileColumns / 16);
 
 using Bytes = Pack<uint8_t, kLaneWidth>;
@@ -164,7 +164,7 @@ __device__ inline int BlockOf(int edge, int64_t row_in_tile, int64_t column_in_t
   return down * (kTileColumns / edge) + static_cast<int>(column_in_tile) / edge;
 }
 
-// What the codes of a block are multiplied by: of blocks of 128 or of 32.
+// The factor of the codes of a block of 128 or of 32.
 __device__ inline float EncodeOf(int edge, uint32_t amax) {
   return edge == Float8BlockScheme::kEdge
              ? Float8BlockScheme::OfBlock(amax, 1.0f, scalar::kLargestF32Bits).encode
@@ -234,7 +234,7 @@ __device__ inline void EncodeTile(const WeightUpdateParams& p,
   }
 }
 
-// By the first threads of a block, each for one of the tile's.
+// The first threads of a block raise the grid, each for one block of the tile.
 __device__ inline void RaiseAmaxes(const WeightUpdateParams& p,
                                    const Tile& tile,
                                    const uint32_t* amaxes) {

@@ -23,7 +23,7 @@ bool IsNarrow(DType dtype);
 // Returns true if every view and each of its rows begins at 16 bytes, and rows are whole accesses
 // of 16 bytes. Absent views do not matter, nor do strides of a single row.
 bool FitsVectors(std::initializer_list<TensorView> views);
-// By the type of the first view, 16-byte accesses where all fit.
+// The first view's type decides; accesses have 16 bytes where all views fit.
 Variant VariantFor(std::initializer_list<TensorView> views);
 // The same where fp32 is written, of a narrow type.
 Variant MixedVariantFor(std::initializer_list<TensorView> views);

@@ -289,7 +289,7 @@ TEST_P(GpuRecipes, CodesAmaxesAndScalesAreThoseOfTheCpu) {
   EXPECT_EQ(cpu, QuantAfter(alone, 2, true));
 }
 
-// What an update makes of codes, in its own kernel, is what QuantizeWeight makes of the new
+// Codes that an update makes in its own kernel are those that QuantizeWeight makes of the new
 // weights.
 TEST_P(GpuRecipes, CodesOfAStepAreThoseOfARefresh) {
   RecordArgs args = Steps({.width = 2});
@@ -299,11 +299,15 @@ TEST_P(GpuRecipes, CodesOfAStepAreThoseOfARefresh) {
   EXPECT_NE(record.codes, ExpectCodesOfARefresh(args).codes);
 }
 
+class GpuHistories : public GpuRecipes {};
+INSTANTIATE_TEST_SUITE_P(Delayed,
+                         GpuHistories,
+                         ::testing::Values(kRecipes[0], kRecipes[5]),
+                         [](const auto& tested) { return std::string(tested.param.name); });
+
 // A matrix of zeros has no delayed scale: its update makes no codes, the refresh does.
-TEST_P(GpuRecipes, CodesAfterZerosAreThoseOfARefresh) {
-  if (GetParam().recipe != Recipe::kDelayed) {
-    GTEST_SKIP() << "no history";
-  }
+TEST_P(GpuHistories, CodesAfterZerosAreThoseOfARefresh) {
+  ASSERT_EQ(GetParam().recipe, Recipe::kDelayed);
   RecordArgs args = Steps();
   args.last_step = 1;
   Recording zeros = RecordOn(gpu(), args);
@@ -321,11 +325,14 @@ TEST_P(GpuRecipes, CodesAfterZerosAreThoseOfARefresh) {
   ExpectCodesOfARefresh(args);
 }
 
+class GpuAnyShapes : public GpuRecipes {};
+INSTANTIATE_TEST_SUITE_P(Decoded,
+                         GpuAnyShapes,
+                         ::testing::Values(kRecipes[0], kRecipes[1]),
+                         [](const auto& tested) { return std::string(tested.param.name); });
+
 // Rows that are no multiple of four do without the kernel.
-TEST_P(GpuRecipes, CodesOfOddRowsAreThoseOfARefresh) {
-  if (plan::BlockEdge(GetParam().recipe) > 0 || GetParam().of_codes) {
-    GTEST_SKIP() << "refused at plan";
-  }
+TEST_P(GpuAnyShapes, CodesOfOddRowsAreThoseOfARefresh) {
   RecordArgs args = Steps({.width = 2}, "odd_tied");
   args.last_step = 2;
   ExpectCodesOfARefresh(args);

@@ -26,17 +26,7 @@ namespace {
 
 constexpr int64_t kElements = 4099;
 
-class GpuMixedOpsTest : public ::testing::Test {
- protected:
-  void SetUp() override {
-    if (!TheGpu().missing.empty()) {
-      GTEST_SKIP() << TheGpu().missing;
-    }
-  }
-  CudaStream& gpu() { return *TheGpu().stream; }
-  void Finish() { ASSERT_TRUE(gpu().Synchronize().ok()); }
-  CpuStream cpu_;
-};
+class GpuMixedOpsTest : public TwinTest {};
 
 // Everything that an update may touch.
 struct Optimizer {

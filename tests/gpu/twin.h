@@ -5,6 +5,8 @@
 #include <random>
 #include <vector>
 
+#include <gtest/gtest.h>
+
 #include "common/tensor_view.h"
 #include "kernels/scalar/bfloat16.h"
 #include "tests/gpu/gpu.h"
@@ -70,6 +72,19 @@ class Twin {
   int64_t bytes_;
   Mirror mirror_;
   std::vector<char> heap_;
+};
+
+// Ops on the device, and on the CPU beside it; skipped, with the reason, where there is no device.
+class TwinTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    if (!TheGpu().missing.empty()) {
+      GTEST_SKIP() << TheGpu().missing;
+    }
+  }
+  CudaStream& gpu() { return *TheGpu().stream; }
+  void Finish() { ASSERT_TRUE(gpu().Synchronize().ok()); }
+  CpuStream cpu_;
 };
 
 }  // namespace ravel::kernels::testing

@@ -40,17 +40,7 @@ const MatrixCase kCases[] = {
     {"nvfp4", Recipe::kNvFp4, 8, 72, 80, 160},
 };
 
-class GpuWeightUpdateTest : public ::testing::Test {
- protected:
-  void SetUp() override {
-    if (!TheGpu().missing.empty()) {
-      GTEST_SKIP() << TheGpu().missing;
-    }
-  }
-  CudaStream& gpu() { return *TheGpu().stream; }
-  void Finish() { ASSERT_TRUE(gpu().Synchronize().ok()); }
-  CpuStream cpu_;
-};
+class GpuWeightUpdateTest : public TwinTest {};
 
 struct States {
   DType mean = DType::kF32;

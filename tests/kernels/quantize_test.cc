@@ -312,7 +312,7 @@ TEST(DelayedScales, FollowTheirHistories) {
   EXPECT_EQ(slots.After(bits(kInfinity)), 0.0f);
 }
 
-// What an update casts by the next scale stays; where there is none, it casts nothing.
+// Codes that an update casts by the next scale stay; without one it casts nothing.
 TEST(DelayedScales, SayWhetherAnUpdateHasCastByThem) {
   const auto bits = [](float x) { return std::bit_cast<uint32_t>(x); };
   DelayedSlots slots;

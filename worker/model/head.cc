@@ -24,7 +24,7 @@ size_t ProjectionOf(const UnitTensors& tensors) {
   return tensors.Index(tied ? architecture.token_table : architecture.head, "weight");
 }
 
-// What the device knows is no argument of a call, so that one graph serves all steps.
+// A scale that the device knows is no argument of a call, so that one graph serves all steps.
 float LossScaleOf(const UnitMemory& memory) {
   return memory.loss_scale == nullptr || memory.device_loss_scale != nullptr ? 1.0f
                                                                              : *memory.loss_scale;

@@ -159,7 +159,7 @@ class HostUpdater {
   void Guess(Chunk& chunk);
   void Finish(Chunk& chunk);
   std::optional<kernels::StepOutcome> Expected();
-  // What the gradients of such a step are multiplied by.
+  // The factor of the gradients of such a step.
   double ScaleOf(const Beginning& beginning) const;
   void Apply(Chunk& chunk, const kernels::StepOutcome& outcome);
   void RoundWeights(const Chunk& chunk);

@@ -13,7 +13,7 @@
 
 namespace ravel::optim {
 
-// What the next step is computed with. Part of a checkpoint. Hosts and devices follow one rule.
+// The scale of the next step. Part of a checkpoint. Hosts and devices follow one rule.
 using LossScale = kernels::scalar::LossScale;
 
 LossScale FirstLossScale(const plan::LossScaleSpec& spec);

@@ -98,7 +98,7 @@ class QuantState {
                            const QuantPiece& piece,
                            int64_t first,
                            int64_t count) const;
-  // Where an update that does both by itself leaves the amaxes of a piece and, if it `encodes`,
+  // The place where an update that does both leaves the amaxes of a piece and, if it `encodes`,
   // codes: of blocks that are whole here, whose rows are known, or by a delayed scale if there is
   // one then.
   struct Target {

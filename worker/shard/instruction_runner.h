@@ -31,7 +31,7 @@ class StepActions {
   virtual StatisticsMessages Measure(kernels::Stream& stream) = 0;
   // kDecideStep, after the former.
   virtual absl::Status Decide(kernels::Stream& stream) = 0;
-  // What is wanted of a quantized group beside its update; of other groups neither is set. The
+  // The rest that is wanted of a quantized group; of other groups neither is set. The
   // update of each of its pieces either goes to `target`, as kernels::WeightUpdate, or its elements
   // are visited once, or neither where a host knows that the step is skipped.
   struct QuantizedUpdate {
@@ -77,7 +77,7 @@ class StepActions {
   // from the beginning of a step on its number, from 1. Absent and null: applied, and 0.
   virtual TensorView apply() const { return {}; }
   virtual const int64_t* step_number() const { return nullptr; }
-  // Where a device keeps the loss scale of the step; null: it is the turn's (ReplayTurn).
+  // The device's own loss scale of the step; null: it is the turn's (ReplayTurn).
   virtual const float* device_loss_scale() const { return nullptr; }
 };
 

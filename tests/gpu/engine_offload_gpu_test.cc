@@ -154,6 +154,41 @@ TEST_F(GpuOffload, NormsAndEvaluationsChangeNothing) {
   }
 }
 
+// Norms of weights before, and of what updates change: those of a run that keeps all on the device,
+// though other steps of the run update weights before they are decided.
+TEST_F(GpuOffload, NormsAreOfWeightsBeforeTheirUpdates) {
+  const auto norms_of = [](double fraction, int64_t& early) {
+    RecordArgs args = Steps({}, fraction, kForms[2]);
+    args.options.offload_chunk_elements = 1 << 20;
+    args.spec.optimizer.clip_norm = 0;
+    args.spec.norms_every = 3;
+    std::vector<optim::TensorNorms> norms;
+    const auto body = [&](RankEngine& engine, int) -> absl::Status {
+      RETURN_IF_ERROR(engine.InitializeWeights());
+      for (int64_t step = 0; step < 4; ++step) {
+        RETURN_IF_ERROR(engine.TrainStep(step).status());
+        if (auto taken = engine.optimizer().TakeNorms(); taken.has_value()) {
+          norms.push_back(*std::move(taken));
+        }
+      }
+      early = engine.host_updater() == nullptr ? 0 : engine.host_updater()->TakeCounts().early;
+      return absl::OkStatus();
+    };
+    EXPECT_EQ(RunOn(gpu(), args, body), absl::OkStatus());
+    return norms;
+  };
+  int64_t early = 0;
+  const std::vector<optim::TensorNorms> expected = norms_of(0, early);
+  EXPECT_EQ(early, 0);
+  const std::vector<optim::TensorNorms> norms = norms_of(1, early);
+  EXPECT_GT(early, 0);
+  ASSERT_EQ(expected.size(), 1u);
+  ASSERT_EQ(norms.size(), 1u);
+  EXPECT_EQ(norms[0].gradient, expected[0].gradient);
+  EXPECT_EQ(norms[0].weight, expected[0].weight);
+  EXPECT_EQ(norms[0].update, expected[0].update);
+}
+
 // -- guesses
 
 // Per step, on one rank, and the run.

@@ -176,7 +176,9 @@ void HostUpdater::UseRule(const UpdateRule& rule, int64_t tokens) {
 void HostUpdater::BeginStep(int64_t step,
                             double learning_rate,
                             std::optional<int64_t> updates,
-                            const std::optional<LossScale>& loss_scale) {
+                            const std::optional<LossScale>& loss_scale,
+                            Updates begin) {
+  may_guess_ = begin == Updates::kAsEarlyAsTheyCan;
   std::fill(ready_.begin(), ready_.end(), false);
   decided_ = false;
   down_ = 0;

@@ -80,16 +80,19 @@ class HostUpdater {
   // clipped. `tokens`: of a step whose lanes are full.
   void UseRule(const UpdateRule& rule, int64_t tokens);
   // `step` from 1; `updates`: applied so far, where the device does not know them; `loss_scale`
-  // likewise.
+  // likewise. kDecided: somebody reads weights before and after updates, which begin when the step
+  // is decided.
+  enum class Updates { kAsEarlyAsTheyCan, kDecided };
   void BeginStep(int64_t step,
                  double learning_rate,
                  std::optional<int64_t> updates,
-                 const std::optional<LossScale>& loss_scale);
+                 const std::optional<LossScale>& loss_scale,
+                 Updates begin);
   // kOffloadGradient: the group's gradient is final for the stream of copies down.
   void AddGradient(plan::GroupId group);
   // kDecideStep: `stream` has decided.
   void Decide(kernels::CudaStream& stream, const kernels::StepOutcome& outcome);
-  bool Updates(plan::GroupId group) const { return !of_group_[group].absent; }
+  bool Has(plan::GroupId group) const { return !of_group_[group].absent; }
   // kOptimizerStep, in the order of the program.
   void Update(plan::GroupId group);
 
@@ -142,7 +145,7 @@ class HostUpdater {
   void AddChunks(const shard::ParameterGroup& group);
   // Gives each chunk a slot, and sets the order in which chunks come down.
   void OrderChunks();
-  bool early() const { return args_.overlap && !decided_; }
+  bool early() const { return args_.overlap && may_guess_ && !decided_; }
   // Gives copies down to their stream, as far as there are slots and gradients.
   void Pump();
   bool HasRoom(size_t chunk) const;
@@ -186,6 +189,7 @@ class HostUpdater {
 
   // Of the step that is issued.
   plan::IdVector<plan::GroupId, bool> ready_;
+  bool may_guess_ = false;
   bool decided_ = false;
   size_t down_ = 0;  // of down_order_, issued
   size_t up_ = 0;    // of chunks_, issued

@@ -103,8 +103,12 @@ void StepOptimizer::BeginStep(kernels::Stream& stream,
   }
   args_.statistics.BeginStep(stream, beginning);
   if (args_.host_updater != nullptr) {
-    args_.host_updater->BeginStep(
-        step + 1, LearningRateOf(step), beginning.updates, beginning.loss_scale);
+    args_.host_updater->BeginStep(step + 1,
+                                  LearningRateOf(step),
+                                  beginning.updates,
+                                  beginning.loss_scale,
+                                  NormsDue(step) ? HostUpdater::Updates::kDecided
+                                                 : HostUpdater::Updates::kAsEarlyAsTheyCan);
   }
   if (args_.offload != nullptr) {
     args_.offload->BeginStep(step + 1);
@@ -241,7 +245,7 @@ absl::Status StepOptimizer::Apply(kernels::Stream& stream,
   if (args_.offload != nullptr && args_.offload->Offloads(group.index())) {
     return args_.offload->Update(group.index(), update);
   }
-  if (args_.host_updater != nullptr && args_.host_updater->Updates(group.index())) {
+  if (args_.host_updater != nullptr && args_.host_updater->Has(group.index())) {
     args_.host_updater->Update(group.index());
     return absl::OkStatus();
   }

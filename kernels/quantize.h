@@ -23,7 +23,8 @@ namespace ravel::kernels {
 // amax [ceil(R / edge), ceil(columns / edge)] u32 = max(amax, magnitudes of the blocks' elements),
 // for rows [first_row, first_row + rows) of a matrix of R rows; edge 0: amax [1, 1]. None of a
 // block that has rows here is less than epsilon afterwards. Rows of a grid may be strided, here and
-// in WeightScales: columns of a matrix that is cut have part of its grid.
+// in WeightScales: columns of a matrix that is cut have part of its grid. Threads may raise the
+// same words at once.
 struct BlockAmaxArgs {
   TensorView from;  // [rows, columns] fp32, contiguous
   int64_t first_row = 0;
@@ -221,11 +222,12 @@ struct DelayedScalesArgs {
 };
 void UpdateDelayedScales(Stream& stream, const DelayedScalesArgs& args);
 
-// out [n] u32 = the largest of the pieces' words. Memory of the stream's device; out is none of the
-// pieces.
+// out [n] u32 = the largest of the pieces' words, and, if it `accumulates`, of its own. Memory of
+// the stream's device; out is none of the pieces.
 struct LargestWordsArgs {
   std::vector<const uint32_t*> pieces;
   TensorView out;
+  bool accumulates = false;
 };
 void LargestWords(Stream& stream, const LargestWordsArgs& args);
 

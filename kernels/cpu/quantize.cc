@@ -86,7 +86,8 @@ void ForEachWeightRow(
 
 void BlockAmax(const BlockAmaxArgs& args) {
   const int64_t columns = args.from.size[1];
-  const int64_t block = EdgeOrAll(args.edge, columns);
+  // Blocks of one element are for words that no other thread raises.
+  const int64_t block = std::max<int64_t>(2, EdgeOrAll(args.edge, columns));
   for (int64_t row = 0; row < args.from.size[0]; ++row) {
     const int64_t grid_row = args.edge > 0 ? (args.first_row + row) / args.edge : 0;
     Loops().block_amax_f32(
@@ -100,9 +101,9 @@ void BlockAmax(const BlockAmaxArgs& args) {
   const int64_t end = args.edge > 0 ? DivCeil(args.first_row + rows, args.edge) : 1;
   for (int64_t grid_row = first; grid_row < end; ++grid_row) {
     auto* amax = args.amax.Row<uint32_t>(grid_row);
-    std::transform(amax, amax + DivCeil(columns, block), amax, [&](uint32_t x) {
-      return std::max(x, std::bit_cast<uint32_t>(args.epsilon));
-    });
+    for (int64_t i = 0; i < DivCeil(columns, block); ++i) {
+      RaiseWord(amax[i], std::bit_cast<uint32_t>(args.epsilon));
+    }
   }
 }
 
@@ -507,7 +508,9 @@ void UpdateDelayedScales(const DelayedScalesArgs& args) {
 void LargestWords(const LargestWordsArgs& args) {
   auto* out = args.out.As<uint32_t>();
   const int64_t words = args.out.elements();
-  std::fill_n(out, words, 0u);
+  if (!args.accumulates) {
+    std::fill_n(out, words, 0u);
+  }
   for (const uint32_t* piece : args.pieces) {
     for (int64_t i = 0; i < words; ++i) {
       out[i] = std::max(out[i], piece[i]);

@@ -96,11 +96,11 @@ void BlockAmaxLoop(const Element* from, int64_t elements, int64_t block, uint32_
   }
   for (int64_t first = 0; first < elements; first += block, ++amax) {
     const auto n = static_cast<size_t>(std::min(block, elements - first));
-    uint32_t largest = *amax;
+    uint32_t largest = 0;
     for (size_t i = 0; i < n; ++i) {
       largest = std::max(largest, MagnitudeAt(from + first, i));
     }
-    *amax = largest;
+    RaiseWord(*amax, largest);
   }
 }
 

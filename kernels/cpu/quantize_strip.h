@@ -10,6 +10,15 @@
 
 namespace ravel::kernels::cpu {
 
+// word = max(word, value), of a word that other threads raise meanwhile. Inlined, and of builtins:
+// a function of its own could be shared with another instruction set.
+[[gnu::always_inline]] inline void RaiseWord(uint32_t& word, uint32_t value) {
+  uint32_t now = __atomic_load_n(&word, __ATOMIC_RELAXED);
+  while (now < value && !__atomic_compare_exchange_n(
+                            &word, &now, value, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED)) {
+  }
+}
+
 enum class CodeForm { kE4M3, kE5M2, kE2M1 };
 
 // Random bytes for a strip of E2M1: that of element i is byte (index + i) mod 16 of the draw at

@@ -588,7 +588,7 @@ void LargestWords(Stream& stream, const LargestWordsArgs& args) {
     LargestWordsParams params = {};
     params.out = args.out.As<uint32_t>();
     params.words = words;
-    params.accumulate = first > 0 ? 1 : 0;
+    params.accumulate = first > 0 || args.accumulates ? 1 : 0;
     params.count =
         static_cast<int32_t>(std::min<size_t>(args.pieces.size() - first, size_t{kMaxWordPieces}));
     std::copy_n(

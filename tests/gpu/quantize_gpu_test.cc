@@ -315,16 +315,23 @@ TEST_F(GpuQuantizeTest, LargestWordsOfAnyNumberOfPiecesAreThoseOfTheCpu) {
       host.As<uint32_t>()[i] = static_cast<uint32_t>(random());
     }
     pieces.Send();
+    bool accumulates = false;
     const auto run = [&](Stream& stream, auto on) {
       LargestWordsArgs args = {.pieces = {}, .out = (out.*on)()};
       for (int64_t i = 0; i < count; ++i) {
         args.pieces.push_back((pieces.*on)().template Row<uint32_t>(i));
       }
+      args.accumulates = accumulates;
       LargestWords(stream, args);
     };
-    run(cpu_, &TwinMatrix::host);
-    run(gpu(), &TwinMatrix::device);
-    EXPECT_TRUE(out.Same()) << count;
+    for (const bool of_out : {false, true}) {
+      accumulates = of_out;
+      std::fill_n(out.host().As<uint32_t>(), kWords, 0xF0000000u);
+      out.Send();
+      run(cpu_, &TwinMatrix::host);
+      run(gpu(), &TwinMatrix::device);
+      EXPECT_TRUE(out.Same()) << count;
+    }
   }
 }
 

@@ -414,6 +414,9 @@ TEST(LargestWords, OrdersBitsAsIntegers) {
   CpuStream stream;
   LargestWords(stream, {.pieces = {a.data(), b.data()}, .out = view});
   EXPECT_EQ(out, (std::vector<uint32_t>{2, 0x7FC00000u, 5, 0}));
+  out = {3, 7, 0x7F800000u, 1};
+  LargestWords(stream, {.pieces = {a.data()}, .out = view, .accumulates = true});
+  EXPECT_EQ(out, (std::vector<uint32_t>{3, 0x7F800000u, 0x7F800000u, 1}));
 }
 
 }  // namespace

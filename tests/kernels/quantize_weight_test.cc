@@ -1,11 +1,13 @@
 // Weights against an oracle (quantize_oracle.h): amaxes, codes and decoded values.
 
 #include <algorithm>
+#include <atomic>
 #include <bit>
 #include <cmath>
 #include <cstdint>
 #include <map>
 #include <random>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -254,6 +256,40 @@ TEST(QuantizeWeight, PartsOfColumnsHaveTheCodesOfTheWhole) {
         const uint32_t amax = cut.amax[Size(row * cut.grid_columns() + column)];
         ASSERT_EQ(amax, mine ? whole.amax[Size(row * cut.grid_columns() + column)] : 0);
       }
+    }
+  }
+}
+
+// Threads that have rows of the same blocks raise the same words.
+TEST(QuantizeWeight, ThreadsMayRaiseTheSameAmaxes) {
+  constexpr int64_t kThreads = 4;
+  constexpr int64_t kHeight = 64;
+  for (const Recipe recipe : {Recipe::kCurrent, Recipe::kFloat8Block, Recipe::kNvFp4}) {
+    for (uint32_t round = 0; round < 200; ++round) {
+      Weight weight = MakeWeight(recipe, kHeight, 128, round);
+      CodesOf(weight, kHeight);
+      const std::vector<uint32_t> expected = weight.amax;
+      std::fill(weight.amax.begin(), weight.amax.end(), 0);
+      std::atomic<int64_t> ready = 0;
+      std::vector<std::thread> threads;
+      for (int64_t thread = 0; thread < kThreads; ++thread) {
+        threads.emplace_back([&, thread] {
+          CpuStream stream;
+          for (++ready; ready < kThreads;) {
+          }
+          for (int64_t row = thread; row < kHeight; row += kThreads) {
+            BlockAmax(stream,
+                      {.from = weight.Rows(row, 1),
+                       .first_row = row,
+                       .edge = weight.edge(),
+                       .amax = weight.grid()});
+          }
+        });
+      }
+      for (std::thread& thread : threads) {
+        thread.join();
+      }
+      ASSERT_EQ(weight.amax, expected) << static_cast<int>(recipe);
     }
   }
 }

@@ -23,6 +23,7 @@
 #include "common/plan/plan_proto.h"
 #include "common/plan/program/group_roles.h"
 #include "common/plan/program/program_buffers.h"
+#include "common/plan/program/program_offload.h"
 #include "common/plan/program/program_operands.h"
 #include "common/plan/program/program_order.h"
 #include "common/plan/program/program_request.h"
@@ -391,6 +392,7 @@ absl::Status ProgramsFromProto(const v1::ShardingPlan& proto, ShardingPlan& plan
   const BufferIndex index(plan.buffers);
   const ModelUses trains = UsesOf(plan.inventory, plan.groups, true);
   const ModelUses evaluates = UsesOf(plan.inventory, plan.groups, false);
+  const IdVector<GroupId, bool> on_host = HostUpdatesOf(plan.buffers, plan.groups, plan.options).of;
   for (const v1::PlannedProgram& from : proto.programs()) {
     StepProgram program;
     RETURN_IF_ERROR(ReadEnum("program.phase", from.phase(), Phase::kEval, program.phase, 1));
@@ -408,6 +410,7 @@ absl::Status ProgramsFromProto(const v1::ShardingPlan& proto, ShardingPlan& plan
                                     .options = plan.options,
                                     .index = index,
                                     .model = program.phase == Phase::kEval ? evaluates : trains,
+                                    .on_host = on_host,
                                     .part = program.part};
     RETURN_IF_ERROR(OperandsFromProto(from, context, program));
     plan.programs.push_back(std::move(program));

@@ -18,14 +18,13 @@
 
 #include "common/trace.h"
 #include "tests/gpu/engine_device.h"
+#include "tests/gpu/offload_runs.h"
 #include "tests/testing/device_runs.h"
 #include "tests/testing/resume_runs.h"
 
 namespace ravel::trainer {
 namespace {
 
-// As few as blocks have: several chunks of the larger groups.
-constexpr int64_t kChunkElements = 4096;
 constexpr char kOffloadModel[] = "bundled_rope_scaling";
 
 struct StateForm {
@@ -47,10 +46,6 @@ RecordArgs Steps(const StrategyCase& tested, double fraction, const StateForm& f
 
 class GpuOffload : public GpuEngine {};
 
-// A run with the label slow has every case with every form; others each case with some form.
-bool EveryCase() {
-  return std::getenv("RAVEL_EVERY_CASE") != nullptr;
-}
 class GpuOffloadForms : public GpuOffload, public ::testing::WithParamInterface<StateForm> {};
 
 const StateForm kForms[] = {
@@ -191,40 +186,6 @@ TEST_F(GpuOffload, NormsAreOfWeightsBeforeTheirUpdates) {
 
 // -- guesses
 
-// Per step, on one rank, and the run.
-struct CountedRun {
-  std::vector<optim::HostUpdateCounts> counts;
-  Recording recording;
-  int64_t chunks = 0;
-};
-
-CountedRun RunCounted(kernels::CudaGpu& gpu, const RecordArgs& args) {
-  CountedRun run;
-  const auto body = [&](RankEngine& engine, int) -> absl::Status {
-    RETURN_IF_ERROR(engine.InitializeWeights());
-    run.chunks = engine.host_updater() == nullptr ? 0 : engine.host_updater()->chunk_count();
-    for (int64_t step = 0; step < args.last_step; ++step) {
-      ASSIGN_OR_RETURN(const StepResult result, engine.TrainStep(step));
-      run.recording.steps.push_back(result);
-      if (engine.host_updater() != nullptr) {
-        std::byte one = {};  // read when all is done
-        RETURN_IF_ERROR(engine.memory().Read(engine.offloaded().data(), {&one, 1}));
-        run.counts.push_back(engine.host_updater()->TakeCounts());
-      }
-    }
-    run.recording.updates = engine.updates();
-    return AddState(engine, run.recording);
-  };
-  EXPECT_EQ(RunLocalRanks({.spec = args.spec,
-                           .ranks = args.ranks,
-                           .body = body,
-                           .adjust = args.adjust,
-                           .options = args.options,
-                           .gpu = &gpu}),
-            absl::OkStatus());
-  return run;
-}
-
 // Of one rank, whose chunks have a slot each.
 RecordArgs Guessing(double fraction, double clip_norm, const StateForm& form = {}) {
   RecordArgs args = Steps({}, fraction, form);
@@ -325,66 +286,6 @@ TEST_F(GpuOffload, WrongGuessesAreUndone) {
       EXPECT_GT(redone, 0);
     }
   }
-}
-
-// Makes the loss of one step NaN, on the rank that holds the first weight.
-class PoisonedWeight {
- public:
-  static absl::StatusOr<PoisonedWeight> Put(RankEngine& engine) {
-    PoisonedWeight poisoned(engine);
-    const shard::ParameterGroup& embed = engine.groups()[plan::GroupId(0)];
-    if (!embed.pieces().empty() && embed.pieces()[0].range.begin == 0) {
-      poisoned.at_ = embed.model_weight();
-      poisoned.kept_.resize(64 * sizeof(float));
-      RETURN_IF_ERROR(engine.memory().Read(poisoned.at_, poisoned.kept_));
-      const std::vector<std::byte> nan(poisoned.kept_.size(), std::byte{0xff});
-      RETURN_IF_ERROR(engine.memory().Write(nan, poisoned.at_));
-    }
-    return poisoned;
-  }
-  absl::Status Undo() {
-    return at_ == nullptr ? absl::OkStatus() : engine_->memory().Write(kept_, at_);
-  }
-
- private:
-  explicit PoisonedWeight(RankEngine& engine) : engine_(&engine) {}
-
-  RankEngine* engine_;
-  std::byte* at_ = nullptr;
-  std::vector<std::byte> kept_;
-};
-
-// Three steps, one that is skipped, and one after it; with the state of the host before and after
-// the skipped one.
-Recording WithASkippedStep(kernels::CudaGpu& gpu, const RecordArgs& args) {
-  Recording recording;
-  Mutex mutex;
-  const auto body = [&](RankEngine& engine, int rank) -> absl::Status {
-    RETURN_IF_ERROR(engine.InitializeWeights());
-    for (int64_t step = 0; step < 5; ++step) {
-      std::vector<std::byte> before(engine.offloaded().size());
-      std::optional<PoisonedWeight> poison;
-      if (step == 3) {
-        ASSIGN_OR_RETURN(poison, PoisonedWeight::Put(engine));
-        RETURN_IF_ERROR(engine.memory().Read(engine.offloaded().data(), before));
-      }
-      ASSIGN_OR_RETURN(const StepResult result, engine.TrainStep(step));
-      EXPECT_EQ(result.skipped, step == 3);
-      if (step == 3) {
-        std::vector<std::byte> after(before.size());
-        RETURN_IF_ERROR(engine.memory().Read(engine.offloaded().data(), after));
-        EXPECT_EQ(before, after);
-        RETURN_IF_ERROR(poison->Undo());
-      } else if (rank == 0) {
-        recording.steps.push_back(result);
-      }
-    }
-    EXPECT_EQ(engine.updates(), 4);
-    MutexLock lock(mutex);
-    return AddState(engine, recording);
-  };
-  EXPECT_EQ(RunOn(gpu, args, body), absl::OkStatus());
-  return recording;
 }
 
 // A skipped step leaves no trace on the host, and the step after it takes its own gradient.

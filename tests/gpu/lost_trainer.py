@@ -2,8 +2,8 @@
 """kill -9 of one of several trainers of a job, timed by phase, with the real programs on loopback.
 
     lost_trainer.py [--kind gpu|cpu] [--trainers 4] [--kills 3] [--steps 40]
-    lost_trainer.py --offload 1                     # trainers die before a chunk of an update on their hosts and in a second
-                                                    # cluster within one, and nothing is timed
+    lost_trainer.py --offload 1 [--recipe fp8_tensor]  # trainers die before a chunk of an update on their hosts and in a second
+                                                       # cluster within one, and nothing is timed
 
 One daemon, whose first GPU all trainers share (ravel-worker --trainers-per-gpu; NCCL between them), or as many CPU devices. A job
 runs once undisturbed and once with trainers killed; both must have the same losses, bit for bit, and the same state in the
@@ -38,8 +38,8 @@ import cluster  # noqa: E402
 import tiny_job  # noqa: E402
 
 NO_DEVICE = 3
-# A trainer updates a chunk of each of four groups per step: it dies in some step after the 20th, also in later epochs. Chunks of
-# several tensors have a half.
+# A trainer updates a chunk of each of four groups per step, of seven with a recipe: it dies in some step after the tenth, also in
+# later epochs. Chunks of several tensors have a half.
 DEATHS_IN_OFFLOAD = ("offload.host_chunk@100:kill", "offload.host_chunk_half@75:kill")
 PHASES = ("detection", "abort", "new_epoch", "plan", "start", "join", "restore", "first_step")
 
@@ -65,9 +65,11 @@ def lanes_for(trainers):
 def submit(ravel, folder, name, arguments, offload=0.0):
     lanes = lanes_for(arguments.trainers)
     optimizer = {"lr": 1e-2, "offload": {"fraction": offload}} if offload else {"lr": 1e-2}
+    recipe = {"precision": {"recipe": arguments.recipe}} if arguments.recipe else {}
     file = tiny_job.write_job(folder, name, arguments.kind, arguments.steps, devices=arguments.trainers, global_batch=lanes,
                               determinism={"mode": "exact", "virtualRanks": lanes},
-                              restart={"backoff": "100ms", "maxBackoff": "200ms"}, detection={"time": "1s"}, optimizer=optimizer)
+                              restart={"backoff": "100ms", "maxBackoff": "200ms"}, detection={"time": "1s"}, optimizer=optimizer,
+                              **recipe)
     ravel.ctl("submit", "-f", file)
     return ravel.job(name)["uid"]
 
@@ -193,6 +195,7 @@ def main():
     parser.add_argument("--kills", type=int, default=3)
     parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--offload", type=float, default=0.0, metavar="FRACTION")
+    parser.add_argument("--recipe", default="")
     arguments = parser.parse_args()
     if arguments.offload and arguments.kind != "gpu":
         fail("--offload is about gpu devices; tests/e2e/offload_test has that of cpu devices")
@@ -203,7 +206,7 @@ def main():
                 return NO_DEVICE
             lines, deaths, equal_states = found
             if fault:
-                print(json.dumps({"kind": arguments.kind, "trainers": arguments.trainers, "offload": arguments.offload, "fault": fault,
+                print(json.dumps({"kind": arguments.kind, "trainers": arguments.trainers, "offload": arguments.offload, "recipe": arguments.recipe, "fault": fault,
                                   "deaths": deaths, "equal_losses": arguments.steps, "equal_states": equal_states}), flush=True)
     if arguments.offload:
         return 0

@@ -25,12 +25,6 @@ using kernels::cuda::RavelCudaHostAccess;
 // Enough for one chunk to come down, one to be updated and one to go up, and one more.
 constexpr size_t kLateSlots = 4;
 
-int64_t NowNs() {
-  return std::chrono::duration_cast<std::chrono::nanoseconds>(
-             std::chrono::steady_clock::now().time_since_epoch())
-      .count();
-}
-
 RavelCudaHostAccess AccessOf(const void* data, int64_t bytes, bool writes) {
   return {
       .data = data, .bytes = static_cast<uint64_t>(bytes), .writes = writes ? 1 : 0, .reserved = 0};
@@ -52,16 +46,26 @@ TensorView Moved(TensorView view, std::byte* to) {
 
 }  // namespace
 
+int64_t HostUpdater::NowNs() {
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(
+             std::chrono::steady_clock::now().time_since_epoch())
+      .count();
+}
+
 HostUpdater::HostUpdater(const Args& args)
     : args_(args),
       ring_(RingOf(args)),
       pieces_(PieceTables::OnHost(args.plan, args.groups)),
+      rows_(args.groups.size()),
       of_group_(args.groups.size()),
       ready_(args.groups.size(), false),
       pool_(args.threads, args.node.cpus) {
   for (const plan::GroupId group : UpdateOrder(args.plan)) {
     if (IsOffloaded(args.plan, group)) {
       AddChunks(args.groups[group]);
+    }
+    if (MakesCodes(group)) {
+      AddRows(args.groups[group]);
     }
   }
   OrderChunks();
@@ -86,11 +90,20 @@ void HostUpdater::AddChunks(const shard::ParameterGroup& group) {
       plan::HostChunkBytesOf(args_.plan.groups[id], args_.plan.options);
   const auto holds = [&](const void* at) { return args_.state.Holds(at); };
   of_group_[id] = {.begin = chunks_.size(), .end = chunks_.size(), .absent = false};
-  for (OffloadChunk& cut : CutIntoChunks(id, pieces_.of(id), ring_.chunk_elements)) {
+  const ScaleCuts cuts = MakesCodes(id) ? ScaleCutsOf(group) : ScaleCuts();
+  for (OffloadChunk& cut : CutIntoChunks(id, pieces_.of(id), ring_.chunk_elements, cuts.offsets)) {
     const shard::ParameterGroup::Stored stored = group.StoredAt(cut.begin, cut.elements());
     CHECK_EQ(bytes.main > 0, stored.main_weight.present() && !holds(stored.main_weight.data));
-    CHECK_EQ(bytes.model > 0, stored.model_weight.present());
-    Chunk chunk = {.cut = {}, .bytes = bytes, .runs = {}, .state = MemoryOf(group, cut, holds)};
+    CHECK(MakesCodes(id) || (bytes.model > 0) == stored.model_weight.present());
+    Chunk chunk = {.cut = {},
+                   .bytes = bytes,
+                   .runs = {},
+                   .state = MemoryOf(group, cut, holds),
+                   .work = {},
+                   .codes = {}};
+    if (MakesCodes(id)) {
+      AddCodes(cut, chunk);
+    }
     for (kernels::UpdatePiece& piece : cut.pieces) {
       piece.offset -= cut.begin;
       if (!chunk.runs.empty() &&
@@ -128,12 +141,14 @@ void HostUpdater::OrderChunks() {
 }
 
 absl::Status HostUpdater::Allocate() {
+  kernels::CudaGpu& gpu = args_.streams.gpu();
+  for (kernels::CudaEvent* event : {&decision_there_, &all_updated_, &scales_there_}) {
+    ASSIGN_OR_RETURN(*event, gpu.MakeEvent());
+  }
   if (chunks_.empty()) {
-    ASSIGN_OR_RETURN(decision_there_, args_.streams.gpu().MakeEvent());
     return absl::OkStatus();
   }
   const shard::PreferNode prefer(args_.node);
-  kernels::CudaGpu& gpu = args_.streams.gpu();
   constexpr int64_t kDecisionBytes =
       RoundUp(sizeof(kernels::StepOutcome), plan::HostChunkBytes::kAlignment);
   auto memory = gpu.AllocatePinned(ring_.slots * ring_.slot_bytes + kDecisionBytes);
@@ -163,8 +178,7 @@ absl::Status HostUpdater::Allocate() {
     }
     CHECK_LE(kept, ring_.kept_bytes);
   }
-  ASSIGN_OR_RETURN(decision_there_, gpu.MakeEvent());
-  ASSIGN_OR_RETURN(all_updated_, gpu.MakeEvent());
+  PlaceRows();
   return absl::OkStatus();
 }
 
@@ -181,6 +195,8 @@ void HostUpdater::BeginStep(int64_t step,
   may_guess_ = begin == Updates::kAsEarlyAsTheyCan;
   std::fill(ready_.begin(), ready_.end(), false);
   decided_ = false;
+  codes_ahead_ = args_.codes != nullptr && args_.codes->ahead();
+  all_rows_ = false;
   down_ = 0;
   up_ = 0;
   MutexLock lock(mutex_);
@@ -253,6 +269,10 @@ std::byte* HostUpdater::ModelOf(const Chunk& chunk) const {
   return MainOf(chunk) + chunk.bytes.main_bytes(chunk.cut.elements());
 }
 
+std::byte* HostUpdater::CodesOf(const Chunk& chunk) const {
+  return chunk.bytes.model > 0 ? ModelOf(chunk) : nullptr;
+}
+
 // What comes down may come with the padding between tensors, in one copy. What goes up leaves
 // padding as it is.
 void HostUpdater::CopyDown(kernels::CudaStream& stream, const Chunk& chunk) {
@@ -281,10 +301,26 @@ void HostUpdater::CopyUp(kernels::CudaStream& stream, const Chunk& chunk) {
     if (chunk.bytes.main > 0) {
       copy(MainOf(chunk), stored.main_weight.data, chunk.bytes.main);
     }
-    if (chunk.bytes.model > 0) {
+    if (stored.model_weight.present()) {
       copy(ModelOf(chunk), stored.model_weight.data, chunk.bytes.model);
     }
   }
+  if (SendsCodes(chunk.cut.group)) {
+    for (const Run& run : chunk.codes) {
+      stream.CopyMemory(group.stored_model_weight() + chunk.cut.begin + run.begin,
+                        ModelOf(chunk) + run.begin,
+                        run.elements);
+    }
+  }
+}
+
+std::vector<RavelCudaHostAccess> HostUpdater::AccessesOf(const Slot& slot) const {
+  std::vector<RavelCudaHostAccess> accesses = {AccessOf(slot.pinned, ring_.slot_bytes, true)};
+  if (args_.codes != nullptr) {
+    const std::span<const std::byte> memory = args_.codes->memory();
+    accesses.push_back(AccessOf(memory.data(), std::ssize(memory), true));
+  }
+  return accesses;
 }
 
 void HostUpdater::GoDown(Chunk& chunk) {
@@ -297,8 +333,7 @@ void HostUpdater::GoDown(Chunk& chunk) {
   if (early()) {
     kernels::CudaStream& host = args_.streams.host_work();
     host.Wait(slot.downloaded);
-    const RavelCudaHostAccess access = AccessOf(slot.pinned, ring_.slot_bytes, true);
-    host.RunOnHost(&GuessChunk, &chunk, {&access, 1});
+    host.RunOnHost(&GuessChunk, &chunk, AccessesOf(slot));
   }
 }
 
@@ -307,9 +342,8 @@ void HostUpdater::GoUp(Chunk& chunk) {
   kernels::CudaStream& host = args_.streams.host_work();
   host.Wait(slot.downloaded);
   chunk.down = false;
-  const std::array<RavelCudaHostAccess, 2> accesses = {
-      AccessOf(slot.pinned, ring_.slot_bytes, true),
-      AccessOf(decision_, sizeof(*decision_), false)};
+  std::vector<RavelCudaHostAccess> accesses = AccessesOf(slot);
+  accesses.push_back(AccessOf(decision_, sizeof(*decision_), false));
   host.RunOnHost(&FinishChunk, &chunk, accesses);
   host.Record(slot.updated);
   host.Record(all_updated_);
@@ -363,11 +397,14 @@ std::optional<kernels::StepOutcome> HostUpdater::Expected() {
 }
 
 void HostUpdater::Guess(Chunk& chunk) {
-  if (finished_ == 0 && !expected_.has_value()) {
-    expected_ = Expected();
-  }
   if (!expected_.has_value()) {
-    return;
+    expected_ = Expected();
+    if (!expected_.has_value()) {
+      return;
+    }
+    if (args_.codes != nullptr) {
+      args_.codes->Begin();
+    }
   }
   const int64_t begin = NowNs();
   FaultPoint("offload.host_chunk").IgnoreError();
@@ -375,7 +412,7 @@ void HostUpdater::Guess(Chunk& chunk) {
   Apply(chunk, *expected_);
   chunk.guessed = true;
   const int64_t end = NowNs();
-  Note(chunk, "HostUpdate", begin, end);
+  Note(args_.groups[chunk.cut.group].layout().unit, "HostUpdate", StepUnderWay(), begin, end);
   MutexLock lock(mutex_);
   counts_.update_seconds += static_cast<double>(end - begin) * 1e-9;
   counts_.early_seconds += static_cast<double>(end - begin) * 1e-9;
@@ -385,7 +422,11 @@ void HostUpdater::Finish(Chunk& chunk) {
   const kernels::StepOutcome& decision = *decision_;
   const int64_t begin = NowNs();
   const bool early = std::exchange(chunk.guessed, false);
-  const bool right = early && SameUpdate(*expected_, decision);
+  const bool guess_right = expected_.has_value() && SameUpdate(*expected_, decision);
+  const bool right = early && guess_right;
+  if (finished_ == 0 && !guess_right && args_.codes != nullptr) {
+    args_.codes->Begin();  // amaxes of what was guessed go, too
+  }
   if (!right) {
     FaultPoint("offload.host_chunk").IgnoreError();
     if (early) {
@@ -393,12 +434,16 @@ void HostUpdater::Finish(Chunk& chunk) {
     }
     if (decision.apply != 0) {
       Apply(chunk, decision);
-    } else if (chunk.bytes.model > 0 && !chunk.bytes.model_comes_down) {
-      RoundWeights(chunk);
+    } else {
+      SendAgain(chunk);
     }
   }
   const int64_t end = NowNs();
-  Note(chunk, right ? "HostConfirm" : "HostUpdate", begin, end);
+  Note(args_.groups[chunk.cut.group].layout().unit,
+       right ? "HostConfirm" : "HostUpdate",
+       StepUnderWay(),
+       begin,
+       end);
   if (++finished_ == chunks_.size()) {
     if (!expected_.has_value()) {  // what it would have been says if the next one is worth its time
       guesses_ = true;
@@ -424,7 +469,7 @@ shard::ParameterGroup::Stored HostUpdater::StoredOf(const Chunk& chunk) const {
   if (chunk.bytes.main > 0) {
     stored.main_weight = Moved(stored.main_weight, MainOf(chunk));
   }
-  if (chunk.bytes.model > 0) {
+  if (stored.model_weight.present()) {
     stored.model_weight = Moved(stored.model_weight, ModelOf(chunk));
   }
   return stored;
@@ -437,27 +482,40 @@ void HostUpdater::Apply(Chunk& chunk, const kernels::StepOutcome& outcome) {
       .gradient = VectorView(reinterpret_cast<float*>(chunk.slot->pinned), chunk.cut.elements()),
       .pieces = {},
       .outcome = outcome};
-  const int64_t count = std::ssize(chunk.cut.pieces);
+  const auto apply = [&](std::span<const kernels::UpdatePiece> pieces) {
+    kernels::CpuStream stream;
+    GroupUpdate update = whole;
+    update.pieces = {.pieces = pieces.data(), .count = std::ssize(pieces)};
+    rule_->Update(stream, update);
+  };
+  if (MakesCodes(chunk.cut.group)) {
+    DoWork(chunk, apply, CodesOf(chunk), HostCodes::Cast::kAhead);
+    return;
+  }
+  const std::span<const kernels::UpdatePiece> pieces = chunk.cut.pieces;
+  const int64_t count = std::ssize(pieces);
   const int64_t parts = std::min(count, pool_.threads() + 1);
   pool_.Run(parts, [&](int64_t part) {
     const int64_t begin = count * part / parts;  // NOLINT(bugprone-integer-division): rounds down
     const int64_t end = count * (part + 1) / parts;
     // In two calls, so that a test can end the process where a part of a chunk is updated.
     const int64_t middle = begin + DivCeil(end - begin, 2);
-    kernels::CpuStream stream;
-    GroupUpdate update = whole;
-    update.pieces = {.pieces = chunk.cut.pieces.data() + begin, .count = middle - begin};
-    rule_->Update(stream, update);
+    apply(pieces.subspan(Size(begin), Size(middle - begin)));
     if (middle < end) {
-      FaultPoint("offload.host_chunk_half").IgnoreError();
-      update.pieces = {.pieces = chunk.cut.pieces.data() + middle, .count = end - middle};
-      rule_->Update(stream, update);
+      FaultPoint(kHalfOfAChunk).IgnoreError();
+      apply(pieces.subspan(Size(middle), Size(end - middle)));
     }
   });
 }
 
-// A skipped step sends up what the device has.
-void HostUpdater::RoundWeights(const Chunk& chunk) {
+void HostUpdater::SendAgain(Chunk& chunk) {
+  if (MakesCodes(chunk.cut.group)) {
+    DoWork(chunk, nullptr, CodesOf(chunk), HostCodes::Cast::kAsIs);
+    return;
+  }
+  if (chunk.bytes.model == 0 || chunk.bytes.model_comes_down) {
+    return;
+  }
   const shard::ParameterGroup::Stored stored = StoredOf(chunk);
   kernels::CpuStream stream;
   kernels::Cast(stream,
@@ -491,15 +549,20 @@ void HostUpdater::set_recorder(trace::Recorder* recorder) {
   recorder_ = recorder;
 }
 
-void HostUpdater::Note(const Chunk& chunk, const char* op, int64_t begin_ns, int64_t end_ns) {
+int64_t HostUpdater::StepUnderWay() const {
+  MutexLock lock(mutex_);
+  return beginnings_[Size(ended_) % beginnings_.size()].step;
+}
+
+void HostUpdater::Note(
+    plan::UnitId unit, const char* op, int64_t step, int64_t begin_ns, int64_t end_ns) {
   MutexLock lock(mutex_);
   if (recorder_ == nullptr) {
     return;
   }
-  const plan::UnitId unit = args_.plan.groups[chunk.cut.group].unit;
   recorder_->Record({.begin_ns = begin_ns,
                      .end_ns = end_ns,
-                     .step = beginnings_[Size(ended_) % beginnings_.size()].step,
+                     .step = step,
                      .phase = "host",
                      .unit = args_.plan.inventory.units[unit].name,
                      .op = op,

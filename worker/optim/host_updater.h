@@ -19,6 +19,7 @@
 #include "common/trace.h"
 #include "kernels/cuda_host/cuda_device.h"
 #include "kernels/step_statistics.h"
+#include "worker/optim/host_codes.h"
 #include "worker/optim/loss_scale.h"
 #include "worker/optim/offload_chunks.h"
 #include "worker/optim/piece_tables.h"
@@ -63,6 +64,7 @@ class HostUpdater {
     const shard::ParameterGroups& groups;
     shard::DeviceStreams& streams;
     const shard::HostState& state;
+    HostCodes* codes = nullptr;  // where some of the groups have recipes
     shard::NumaNode node = {};
     bool overlap = true;
     int64_t chunk_elements = plan::kHostChunkElements;
@@ -93,12 +95,24 @@ class HostUpdater {
   // kDecideStep: `stream` has decided.
   void Decide(kernels::CudaStream& stream, const kernels::StepOutcome& outcome);
   bool Has(plan::GroupId group) const { return !of_group_[group].absent; }
+  // Updates of these groups take amaxes and make codes.
+  bool MakesCodes(plan::GroupId group) const {
+    return args_.codes != nullptr && args_.codes->Has(group);
+  }
   // kOptimizerStep, in the order of the program.
   void Update(plan::GroupId group);
+  // The rest is for groups of which it makes the codes (StepActions). MeasureWeights waits for all
+  // work.
+  absl::Status MeasureWeights();
+  void AddAmaxes(kernels::CudaStream& stream, const TensorView& amaxes);
+  void TakeScales(kernels::CudaStream& stream, const quant::QuantState& scales);
+  void Refresh(plan::GroupId group);
 
   int64_t chunk_count() const { return std::ssize(chunks_); }
   // Of the host beside the state: pinned, and kept for updates that are undone.
-  int64_t pinned_bytes() const { return pinned_.bytes(); }
+  int64_t pinned_bytes() const {
+    return pinned_.bytes() + (args_.codes == nullptr ? 0 : args_.codes->pinned_bytes());
+  }
   int64_t kept_bytes() const { return std::ssize(slots_) * ring_.kept_bytes; }
   HostUpdateCounts TakeCounts();
   // Records each chunk's work on the host from here on; nullptr: none.
@@ -121,6 +135,8 @@ class HostUpdater {
     plan::HostChunkBytes bytes;
     std::vector<Run> runs;
     std::vector<std::span<std::byte>> state;  // of the host
+    HostCodes::Work work;                     // of quantized weights; else none
+    std::vector<Run> codes;                   // that its update makes
     Slot* slot = nullptr;
     HostUpdater* owner = nullptr;
     bool down = false;     // is in its slot, or on the way there
@@ -131,6 +147,17 @@ class HostUpdater {
     size_t end = 0;
     bool absent = true;
   };
+  // Rows of a piece whose codes are made by themselves.
+  struct Rows {
+    quant::QuantPiece piece;
+    Slot* slot = nullptr;
+    HostUpdater* owner = nullptr;
+  };
+  // All of a group, and those that its updates leave.
+  struct GroupRows {
+    std::vector<Rows> all;
+    std::vector<Rows> left;
+  };
   // Facts of a step that are known before it is decided.
   struct Beginning {
     int64_t step = 0;
@@ -139,22 +166,36 @@ class HostUpdater {
     std::optional<LossScale> loss_scale;
   };
 
+  // A fault point.
+  static constexpr char kHalfOfAChunk[] = "offload.host_chunk_half";
+
   explicit HostUpdater(const Args& args);
   absl::Status Allocate();
   static plan::HostRing RingOf(const Args& args);
   void AddChunks(const shard::ParameterGroup& group);
+  // The parts of a chunk of quantized weights, and the codes that its update makes.
+  void AddCodes(const OffloadChunk& cut, Chunk& chunk) const;
+  // The rows of a group whose chunks are there, and the slots of all rows.
+  void AddRows(const shard::ParameterGroup& group);
+  void PlaceRows();
   // Gives each chunk a slot, and sets the order in which chunks come down.
   void OrderChunks();
   bool early() const { return args_.overlap && may_guess_ && !decided_; }
   // Gives copies down to their stream, as far as there are slots and gradients.
   void Pump();
   bool HasRoom(size_t chunk) const;
+  // Memory that the host's work with a slot reads and writes.
+  std::vector<kernels::cuda::RavelCudaHostAccess> AccessesOf(const Slot& slot) const;
   void GoDown(Chunk& chunk);
   void GoUp(Chunk& chunk);
   void CopyDown(kernels::CudaStream& stream, const Chunk& chunk);
   void CopyUp(kernels::CudaStream& stream, const Chunk& chunk);
   std::byte* MainOf(const Chunk& chunk) const;
   std::byte* ModelOf(const Chunk& chunk) const;
+  // Of quantized weights: nullptr where updates know no scales.
+  std::byte* CodesOf(const Chunk& chunk) const;
+  // False where the update cannot tell yet what codes there will be.
+  bool SendsCodes(plan::GroupId group) const;
 
   // On the stream of host work.
   static void GuessChunk(void* chunk);
@@ -164,12 +205,20 @@ class HostUpdater {
   std::optional<kernels::StepOutcome> Expected();
   // The factor of the gradients of such a step.
   double ScaleOf(const Beginning& beginning) const;
+  static void EncodeRows(void* rows);
+  void Encode(const Rows& rows);
   void Apply(Chunk& chunk, const kernels::StepOutcome& outcome);
-  void RoundWeights(const Chunk& chunk);
+  // What a step that is not applied sends up: what the device has.
+  void SendAgain(Chunk& chunk);
+  // After `apply` of the pieces of each part: amaxes and, unless `codes` is nullptr, codes.
+  using ApplyPieces = std::function<void(std::span<const kernels::UpdatePiece> pieces)>;
+  void DoWork(const Chunk& chunk, const ApplyPieces& apply, std::byte* codes, HostCodes::Cast cast);
   enum class Way { kKeep, kRestore };
   void Move(const Chunk& chunk, Way way);
   shard::ParameterGroup::Stored StoredOf(const Chunk& chunk) const;
-  void Note(const Chunk& chunk, const char* op, int64_t begin_ns, int64_t end_ns);
+  static int64_t NowNs();
+  int64_t StepUnderWay() const;
+  void Note(plan::UnitId unit, const char* op, int64_t step, int64_t begin_ns, int64_t end_ns);
 
   const Args args_;
   const plan::HostRing ring_;
@@ -179,20 +228,24 @@ class HostUpdater {
   std::vector<Chunk> chunks_;  // in the order of updates
   size_t late_ = 0;            // of these, the first ones, which share slots
   std::vector<size_t> down_order_;
+  plan::IdVector<plan::GroupId, GroupRows> rows_;
   plan::IdVector<plan::GroupId, Chunks> of_group_;
   kernels::CudaMemory pinned_;
   std::unique_ptr<shard::HostState> kept_;
   std::vector<Slot> slots_;
   kernels::CudaEvent decision_there_;
   kernels::CudaEvent all_updated_;
+  kernels::CudaEvent scales_there_;
   kernels::StepOutcome* decision_ = nullptr;  // pinned
 
   // Of the step that is issued.
   plan::IdVector<plan::GroupId, bool> ready_;
   bool may_guess_ = false;
   bool decided_ = false;
-  size_t down_ = 0;  // of down_order_, issued
-  size_t up_ = 0;    // of chunks_, issued
+  bool codes_ahead_ = false;  // HostCodes::ahead, as the step begins
+  bool all_rows_ = false;     // no update has made codes
+  size_t down_ = 0;           // of down_order_, issued
+  size_t up_ = 0;             // of chunks_, issued
 
   // Of the step that the stream of host work is at, and used by that alone.
   size_t finished_ = 0;

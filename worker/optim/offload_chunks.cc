@@ -115,6 +115,15 @@ std::vector<OffloadChunk> CutIntoChunks(plan::GroupId group,
   return chunks;
 }
 
+std::vector<OffloadChunk> CutForCaches(const shard::ParameterGroup& group,
+                                       const kernels::PieceTable& pieces,
+                                       int64_t most) {
+  constexpr int64_t kLeast = int64_t{64} << 10;
+  const ScaleCuts cuts = ScaleCutsOf(group);
+  const int64_t elements = cuts.widest <= most ? std::max(kLeast, cuts.widest) : kLeast;
+  return CutIntoChunks(group.index(), pieces, elements, cuts.offsets);
+}
+
 void VisitPiecesOf(const shard::ParameterGroup& group,
                    const kernels::PieceTable& pieces,
                    const VisitUpdated& visit) {

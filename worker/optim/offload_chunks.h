@@ -42,6 +42,13 @@ struct ScaleCuts {
   int64_t widest = 0;
 };
 ScaleCuts ScaleCutsOf(const shard::ParameterGroup& group);
+// The same pieces in parts of a quantized group, after whose update the host finds the weights in
+// its caches: not less than 2^16 elements, of which weights, gradient and moments of fp32 stay in a
+// second level of 2 MiB. Scales of whole blocks are in one part where those are not longer than
+// `most`.
+std::vector<OffloadChunk> CutForCaches(const shard::ParameterGroup& group,
+                                       const kernels::PieceTable& pieces,
+                                       int64_t most);
 using VisitUpdated =
     std::function<void(const quant::QuantPiece& piece, int64_t first, int64_t count)>;
 // Calls `visit` with the elements of quantized pieces of a group that lie in its update pieces,

@@ -9,14 +9,6 @@
 
 namespace ravel::optim {
 
-namespace {
-
-// Elements of a quantized group that a host updates before it takes their amaxes, at least:
-// weights, gradient and moments of fp32 stay in a second level of 2 MiB.
-constexpr int64_t kMeasuredElements = int64_t{64} << 10;
-
-}  // namespace
-
 StepOptimizer::StepOptimizer(Args args)
     : args_(std::move(args)),
       scales_loss_(args_.plan.options.weight_type == DType::kF16),
@@ -103,12 +95,12 @@ void StepOptimizer::BeginStep(kernels::Stream& stream,
   }
   args_.statistics.BeginStep(stream, beginning);
   if (args_.host_updater != nullptr) {
-    args_.host_updater->BeginStep(step + 1,
-                                  LearningRateOf(step),
-                                  beginning.updates,
-                                  beginning.loss_scale,
-                                  NormsDue(step) ? HostUpdater::Updates::kDecided
-                                                 : HostUpdater::Updates::kAsEarlyAsTheyCan);
+    args_.host_updater->BeginStep(
+        step + 1,
+        LearningRateOf(step),
+        beginning.updates,
+        beginning.loss_scale,
+        NormsDue(step) ? HostUpdater::Updates::kDecided : HostUpdater::Updates::kAsEarlyAsTheyCan);
   }
   if (args_.offload != nullptr) {
     args_.offload->BeginStep(step + 1);
@@ -190,9 +182,7 @@ void StepOptimizer::ApplyInParts(const shard::ParameterGroup& group,
                                  const std::function<void(kernels::PieceTable)>& update) {
   std::vector<OffloadChunk>& parts = parts_[group.index()];
   if (parts.empty()) {
-    const ScaleCuts cuts = ScaleCutsOf(group);
-    const int64_t most = std::clamp(cuts.widest, kMeasuredElements, plan::kOffloadChunkElements);
-    parts = CutIntoChunks(group.index(), args_.pieces.of(group.index()), most, cuts.offsets);
+    parts = CutForCaches(group, args_.pieces.of(group.index()), plan::kOffloadChunkElements);
   }
   for (const OffloadChunk& part : parts) {
     update({.pieces = part.pieces.data(), .count = std::ssize(part.pieces)});
@@ -283,6 +273,30 @@ absl::Status StepOptimizer::UpdateGroup(kernels::Stream& stream,
   absl::Status applied;
   RETURN_IF_ERROR(norms_.Measure(owner, [&] { applied = Apply(stream, owner, quantized); }));
   return applied;
+}
+
+bool StepOptimizer::EncodesOnHost(plan::GroupId group) const {
+  return args_.host_updater != nullptr && args_.host_updater->MakesCodes(group);
+}
+
+absl::Status StepOptimizer::MeasureHostWeights() {
+  return args_.host_updater == nullptr ? absl::OkStatus() : args_.host_updater->MeasureWeights();
+}
+
+void StepOptimizer::AddHostAmaxes(kernels::Stream& stream, const TensorView& amaxes) {
+  if (args_.host_updater != nullptr) {
+    args_.host_updater->AddAmaxes(static_cast<kernels::CudaStream&>(stream), amaxes);
+  }
+}
+
+void StepOptimizer::TakeScales(kernels::Stream& stream, const quant::QuantState& scales) {
+  if (args_.host_updater != nullptr) {
+    args_.host_updater->TakeScales(static_cast<kernels::CudaStream&>(stream), scales);
+  }
+}
+
+void StepOptimizer::RefreshOnHost(plan::GroupId group) {
+  args_.host_updater->Refresh(group);
 }
 
 void StepOptimizer::OffloadGradient(plan::GroupId group) {

@@ -88,6 +88,11 @@ class StepOptimizer final : public shard::StepActions {
                            plan::GroupId group,
                            const QuantizedUpdate& quantized) override;
   void OffloadGradient(plan::GroupId group) override;
+  bool EncodesOnHost(plan::GroupId group) const override;
+  absl::Status MeasureHostWeights() override;
+  void AddHostAmaxes(kernels::Stream& stream, const TensorView& amaxes) override;
+  void TakeScales(kernels::Stream& stream, const quant::QuantState& scales) override;
+  void RefreshOnHost(plan::GroupId group) override;
   absl::Status ReadMainWeights(plan::GroupId group,
                                std::span<const quant::QuantPiece> pieces,
                                const VisitPieces& visit) override;

@@ -232,12 +232,10 @@ void QuantState::Quantize(kernels::Stream& stream,
   }
 }
 
-QuantState::RowRange QuantState::QuantizeUpdated(kernels::Stream& stream,
-                                                 const QuantPiece& piece,
-                                                 int64_t first,
-                                                 int64_t count) const {
+QuantState::RowRange QuantState::KnownRows(const QuantPiece& piece,
+                                           int64_t first,
+                                           int64_t count) const {
   const plan::QuantTensor& of = *layout_.Find(piece.tensor);
-  CHECK_MSG(stream.backend() == kernels::Backend::kCpu, "a device's scales are not read here");
   if (!plan::EncodesInUpdate(of.recipe)) {
     return {};
   }
@@ -245,20 +243,38 @@ QuantState::RowRange QuantState::QuantizeUpdated(kernels::Stream& stream,
   const int64_t edge = std::max<int64_t>(1, plan::BlockEdge(of.recipe));
   const int64_t begin = RoundUp(piece.first_row + DivCeil(first, columns), edge);
   const int64_t end = (piece.first_row + (first + count) / columns) / edge * edge;
-  kernels::WeightScales scales = ScalesOf(piece.tensor, false).weight;
+  return begin < end ? RowRange{.first = begin - piece.first_row, .rows = end - begin} : RowRange();
+}
+
+void QuantState::QuantizeAhead(kernels::Stream& stream, const QuantPiece& rows) const {
+  const plan::QuantTensor& of = *layout_.Find(rows.tensor);
+  kernels::WeightScales scales = ScalesOf(rows.tensor, false).weight;
   if (of.recipe == plan::Recipe::kDelayed) {
     scales.encode = VectorView(NextScale(SlotOf(of.domain, QuantSlot::kWeight)), 1);
   }
-  if (begin >= end || (of.recipe == plan::Recipe::kDelayed && *scales.encode.As<float>() == 0)) {
-    return {};
-  }
-  const RowRange range = {.first = begin - piece.first_row, .rows = end - begin};
-  const QuantPiece rows = RowsOf(piece, range.first, range.rows);
   kernels::QuantizeWeight(stream,
                           {.from = rows.main_weight,
                            .first_row = rows.first_row,
                            .scales = scales,
                            .codes = rows.codes});
+}
+
+bool QuantState::HasHistory(plan::TensorId tensor) const {
+  const plan::QuantTensor& of = *layout_.Find(tensor);
+  return of.recipe != plan::Recipe::kDelayed ||
+         *NextScale(SlotOf(of.domain, QuantSlot::kWeight)) != 0;
+}
+
+QuantState::RowRange QuantState::QuantizeUpdated(kernels::Stream& stream,
+                                                 const QuantPiece& piece,
+                                                 int64_t first,
+                                                 int64_t count) const {
+  CHECK_MSG(stream.backend() == kernels::Backend::kCpu, "a device's scales are not read here");
+  const RowRange range = KnownRows(piece, first, count);
+  if (range.rows == 0 || !HasHistory(piece.tensor)) {
+    return {};
+  }
+  QuantizeAhead(stream, RowsOf(piece, range.first, range.rows));
   return range;
 }
 

@@ -46,7 +46,8 @@ struct GemmScales {
   float amax_epsilon = 0;  // scales follow from no amax below it
 };
 
-// Used only from the thread of its rank.
+// Used only from the thread of its rank, but for MeasureElements, QuantizeAhead and Quantize of
+// different elements on a host, which threads may call at once.
 class QuantState {
  public:
   // Memory of the plan's buffers, which outlives this, on a host or on a device.
@@ -86,14 +87,20 @@ class QuantState {
                        const QuantPiece& piece,
                        int64_t first,
                        int64_t count);
-  // After MeasureElements of the same: codes of rows whose scales this rank knows before amaxes are
-  // reduced, which rows of the piece that is (rows 0: none). Of delayed scales those that are whole
-  // here, once there is a history; of blocks that share no scale of the whole, those of blocks that
-  // are whole here. What Quantize makes of the others after FinishStep goes with them.
   struct RowRange {
     int64_t first = 0;
     int64_t rows = 0;
   };
+  // The rows of a piece, of `count` elements from `first` on, whose scales this rank knows before
+  // amaxes are reduced (rows 0: none): of delayed scales those that are whole here, once there is a
+  // history; of blocks that share no scale of the whole, those of blocks that are whole here.
+  RowRange KnownRows(const QuantPiece& piece, int64_t first, int64_t count) const;
+  // Codes of such rows, a piece: of delayed scales by that of the next cast, where 0 counts as 1.
+  void QuantizeAhead(kernels::Stream& stream, const QuantPiece& rows) const;
+  // On a host: false where the next cast of a weight has no scale yet, which is delayed.
+  bool HasHistory(plan::TensorId tensor) const;
+  // After MeasureElements of the same: QuantizeAhead of the rows that are known, which those are.
+  // What Quantize makes of the others after FinishStep goes with them.
   RowRange QuantizeUpdated(kernels::Stream& stream,
                            const QuantPiece& piece,
                            int64_t first,

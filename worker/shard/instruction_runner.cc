@@ -119,7 +119,7 @@ absl::Status InstructionRunner::Run(const BoundInstruction& bound, const ReplayT
     case OpCode::kAmaxReduce:
       RETURN_IF_ERROR(state_.CheckAmaxes());
       RETURN_IF_ERROR(ReduceAmaxes(instruction, TagOf(instruction, turn)));
-      quant_->FinishStep(StreamOf(instruction), args_.actions->apply());
+      FinishAmaxes(StreamOf(instruction), args_.actions->apply());
       return absl::OkStatus();
     case OpCode::kRefreshWeights:
       RETURN_IF_ERROR(state_.BeginRefresh(instruction.group));

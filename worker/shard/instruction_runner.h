@@ -59,6 +59,24 @@ class StepActions {
     visit(pieces);
     return absl::OkStatus();
   }
+  // True of quantized groups whose main weights a device's host has. Their updates take amaxes and
+  // make the codes that they can; QuantizedUpdate and ReadMainWeights are not for them.
+  virtual bool EncodesOnHost(plan::GroupId) const { return false; }
+  // Outside of steps: takes the amaxes of the weights of all such groups as they are now, and has
+  // RefreshOnHost make all codes anew.
+  virtual absl::Status MeasureHostWeights() { return absl::OkStatus(); }
+  // After all updates: raises amaxes of weights (u32, of the device) to those of such groups.
+  virtual void AddHostAmaxes(kernels::Stream& stream, const TensorView& amaxes) {
+    (void)stream;
+    (void)amaxes;
+  }
+  // The scales of all ranks are there: the host takes them. On the stream of the former.
+  virtual void TakeScales(kernels::Stream& stream, const quant::QuantState& scales) {
+    (void)stream;
+    (void)scales;
+  }
+  // kRefreshWeights of such a group: the codes that its update has left.
+  virtual void RefreshOnHost(plan::GroupId) {}
   // Between Measure and the exchange of messages: counts what is not 0 among flags by tensor of the
   // inventory (u32), as values that were not finite, and makes it 0.
   virtual void CountNonFinite(kernels::Stream& stream, const TensorView& flags) {
@@ -169,6 +187,7 @@ class InstructionRunner {
   // Makes room for new amaxes, once before the first of a weight is taken.
   void BeginAmaxes(kernels::Stream& stream);
   absl::Status ReduceAmaxes(const Instruction& instruction, comm::CollectiveTag tag);
+  void FinishAmaxes(kernels::Stream& stream, const TensorView& apply);
   int64_t WireElements(const Instruction& instruction, int64_t elements);
   kernels::ActivationDraws DrawsOf(const ReplayTurn& turn) const;
 

@@ -56,13 +56,19 @@ absl::Status InstructionRunner::ReduceAmaxes(const Instruction& instruction,
   kernels::Stream& stream = StreamOf(instruction);
   BeginAmaxes(stream);
   for (const ParameterGroup& group : args_.groups) {
-    if (!measured_[group.index()]) {
+    if (!measured_[group.index()] && !args_.actions->EncodesOnHost(group.index())) {
       RETURN_IF_ERROR(args_.actions->ReadMainWeights(
           group.index(), group.quant_pieces(), [&](const auto& pieces) {
             quant_->MeasureWeights(stream, pieces);
           }));
     }
   }
+  const plan::BufferId all = plan::BufferOf(instruction, Role::kAmax);
+  TensorView weights =
+      VectorView(nullptr, DivExact(quant_->weight_bytes(), int64_t{sizeof(uint32_t)}));
+  weights.dtype = DType::kU32;
+  weights.data = args_.buffers.bytes(all);
+  args_.actions->AddHostAmaxes(stream, weights);
   amaxes_begun_ = false;
   if (stream.backend() == kernels::Backend::kCpu) {
     tag.generation = static_cast<int64_t>(scales_digest_);
@@ -90,6 +96,11 @@ absl::Status InstructionRunner::ReduceAmaxes(const Instruction& instruction,
       {.tag = tag, .shard = part, .gathered = amax, .shard_elements = words, .stream = &stream});
 }
 
+void InstructionRunner::FinishAmaxes(kernels::Stream& stream, const TensorView& apply) {
+  quant_->FinishStep(stream, apply);
+  args_.actions->TakeScales(stream, *quant_);
+}
+
 // No amax of an activation is left from a step before, and new histories are empty.
 void InstructionRunner::ClearQuantization(kernels::Stream& stream, Refresh refresh) {
   for (const plan::BufferId id : args_.plan.buffers.ids()) {
@@ -113,12 +124,14 @@ absl::Status InstructionRunner::RefreshAll(Refresh refresh) {
   }
   CHECK_MSG(reduce != nullptr, "a plan of quantized weights reduces their amaxes");
   ClearQuantization(StreamOf(*reduce), refresh);
+  RETURN_IF_ERROR(args_.actions->MeasureHostWeights());
   RETURN_IF_ERROR(ReduceAmaxes(*reduce, {.op = plan::OpLabel::kAmaxReduce, .unit = -1}));
   kernels::Stream& stream = StreamOf(*reduce);
   if (refresh == Refresh::kLoaded) {
     quant_->FinishLoad(stream);
+    args_.actions->TakeScales(stream, *quant_);
   } else {
-    quant_->FinishStep(stream, {});
+    FinishAmaxes(stream, {});
   }
   for (const ParameterGroup& group : args_.groups) {
     RETURN_IF_ERROR(Quantize(stream, group));
@@ -152,6 +165,10 @@ std::vector<quant::QuantPiece> InstructionRunner::LeftToQuantize(
 }
 
 absl::Status InstructionRunner::Quantize(kernels::Stream& stream, const ParameterGroup& group) {
+  if (args_.actions->EncodesOnHost(group.index())) {
+    args_.actions->RefreshOnHost(group.index());
+    return absl::OkStatus();
+  }
   RETURN_IF_ERROR(
       args_.actions->ReadMainWeights(group.index(), LeftToQuantize(group), [&](const auto& pieces) {
         quant_->Quantize(stream, pieces, has_targets_[group.index()] != 0);

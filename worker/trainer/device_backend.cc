@@ -67,7 +67,7 @@ class DeviceBackend final : public EngineBackend {
   std::string AttentionReport() const override { return streams_->compute().AttentionReport(); }
   int64_t device_bytes() const override {
     return streams_->scratch_bytes() + statistics_->device_bytes() + pieces_.device_bytes() +
-           replay_->device_bytes();
+           replay_->device_bytes() + (host_codes_ == nullptr ? 0 : host_codes_->device_bytes());
   }
   int64_t MeasureBytes(std::span<const std::byte> part) const override { return std::ssize(part); }
 
@@ -86,6 +86,7 @@ class DeviceBackend final : public EngineBackend {
   DeviceBatches batches_;
   shard::NumaNode node_;
   std::unique_ptr<shard::HostState> host_state_;
+  std::unique_ptr<optim::HostCodes> host_codes_;
   std::unique_ptr<optim::HostUpdater> updater_;
   std::unique_ptr<shard::HostStateAccess> state_access_;
   // Last: goes first, and waits for the work that refers to all of the above.
@@ -165,11 +166,19 @@ int DeviceBackend::UpdateThreads() const {
 absl::Status DeviceBackend::OpenUpdater(shard::ParameterGroups& groups) {
   const int64_t chosen = args_.options.offload_chunk_elements;
   ASSIGN_OR_RETURN(
+      host_codes_,
+      optim::HostCodes::Create(args_.plan,
+                               groups,
+                               args_.communicator.rank() % plan::TensorRanks(args_.plan.inventory),
+                               gpu_,
+                               node_));
+  ASSIGN_OR_RETURN(
       updater_,
       optim::HostUpdater::Create({.plan = args_.plan,
                                   .groups = groups,
                                   .streams = *streams_,
                                   .state = *host_state_,
+                                  .codes = host_codes_.get(),
                                   .node = node_,
                                   .overlap = args_.offload.overlap,
                                   .chunk_elements = chosen > 0 ? chosen : plan::kHostChunkElements,

@@ -236,14 +236,13 @@ int64_t BytesOf(const ShardingPlan& plan, const ProgramBuffer& buffer, int64_t e
                  : elements * DTypeBytes(buffer.dtype);
 }
 
-// Returns true if a host makes amaxes or codes by reading this operand, a main weight of a group
-// with a recipe.
+// Returns true if amaxes or codes are made by reading this operand, a main weight of a group with a
+// recipe: by the host that has it.
 bool MakesCodes(const ShardingPlan& plan, const Instruction& at, const Operand& operand) {
   const ProgramBuffer& buffer = plan.buffers[operand.buffer];
   return (at.op == OpCode::kAmaxReduce || at.op == OpCode::kRefreshWeights) &&
          operand.access == Access::kRead && buffer.kind == BufferKind::kMainWeight &&
-         plan.groups.Has(buffer.group) && plan.groups[buffer.group].recipe != Recipe::kNone &&
-         !plan.options.offload_copies;
+         plan.groups.Has(buffer.group) && plan.groups[buffer.group].recipe != Recipe::kNone;
 }
 
 // K14 beyond evaluation: offloaded state stays, updates alone write it, and besides them only the

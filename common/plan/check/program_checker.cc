@@ -194,6 +194,7 @@ absl::Status ProgramChecker::Check(const StepProgram& program) const {
                                   .options = plan.options,
                                   .index = facts_->index,
                                   .model = model,
+                                  .on_host = facts_->on_host,
                                   .part = program.part};
   RETURN_IF_ERROR(CheckForm(plan, context, facts_->on_host, program, use_at, use_begins));
   ASSIGN_OR_RETURN(std::vector<Lifetime> lifetimes, LifetimesOf(program, plan.buffers));

@@ -189,7 +189,6 @@ StreamId StreamOf(const MoveTable& table,
       return table.moves.Has(instruction.move) ? table.moves[instruction.move].stream
                                                : StreamId::kCompute;
     case OpCode::kRefreshWeights:
-      return StreamId::kCompute;
     case OpCode::kOptimizerStep:
       return on_host[instruction.group] ? StreamId::kUpload : StreamId::kCompute;
     case OpCode::kOffloadGradient:

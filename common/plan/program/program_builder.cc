@@ -91,6 +91,7 @@ class Builder {
                  .options = request_.options,
                  .index = index_,
                  .model = model_,
+                 .on_host = on_host_.of,
                  .part = program_.part},
                 program_);
     OrderSteps(program_);
@@ -517,7 +518,8 @@ class Builder {
     const InstructionId reduced = Emit(amax);
     for (const GroupId group : weights_.ids()) {
       if (request_.groups[group].recipe != Recipe::kNone) {
-        Instruction refresh = OfGroup(OpCode::kRefreshWeights, StreamId::kCompute, group);
+        const StreamId stream = on_host_.of[group] ? StreamId::kUpload : StreamId::kCompute;
+        Instruction refresh = OfGroup(OpCode::kRefreshWeights, stream, group);
         refresh.waits = {reduced};
         Emit(refresh);
       }

@@ -7,6 +7,8 @@
 #include <algorithm>
 
 #include "common/check.h"
+#include "common/model/recipes.h"
+#include "common/plan/layout/quant_layout.h"
 
 namespace ravel::plan {
 namespace {
@@ -50,10 +52,6 @@ int64_t Sum(const BytesOfGroups& bytes) {
 }
 
 }  // namespace
-
-bool MainStaysOnDevice(const GroupLayout& group, const ProgramOptions& options) {
-  return options.main_type == options.weight_type || group.recipe != Recipe::kNone;
-}
 
 HostUpdates HostUpdatesOf(const ProgramBuffers& buffers,
                           const GroupLayouts& groups,
@@ -101,11 +99,33 @@ HostRing HostRingOf(const ProgramBuffers& buffers,
 }
 
 HostChunkBytes HostChunkBytesOf(const GroupLayout& group, const ProgramOptions& options) {
-  const bool main = MainStaysOnDevice(group, options);
-  const bool model = group.recipe == Recipe::kNone && options.weight_type != DType::kF32;
+  const bool whole = group.recipe == Recipe::kNone;
+  const bool main = whole && options.main_type == options.weight_type;
+  const bool model = whole && options.weight_type != DType::kF32;
+  const bool codes = EncodesInUpdate(group.recipe);
   return {.main = main ? DTypeBytes(DType::kF32) : 0,
-          .model = model ? DTypeBytes(options.weight_type) : 0,
+          .model = model   ? DTypeBytes(options.weight_type)
+                   : codes ? CodeBytes(group.recipe, 1)
+                           : 0,
           .model_comes_down = model && options.main_type == DType::kI16};
+}
+
+HostCodeBytes HostCodeBytesOf(const ProgramBuffers& buffers,
+                              const GroupLayouts& groups,
+                              const ProgramOptions& options) {
+  HostCodeBytes bytes;
+  const std::vector<GroupId> on_host = HostUpdatesOf(buffers, groups, options).order;
+  if (std::none_of(on_host.begin(), on_host.end(), [&](GroupId group) {
+        return groups[group].recipe != Recipe::kNone;
+      })) {
+    return bytes;
+  }
+  for (const ProgramBuffer& buffer : buffers) {
+    const int64_t of_it = RoundUp(buffer.bytes, HostChunkBytes::kAlignment);
+    bytes.amaxes += buffer.kind == BufferKind::kAmax ? of_it : 0;
+    bytes.delayed += buffer.kind == BufferKind::kDelayedScales ? of_it : 0;
+  }
+  return bytes;
 }
 
 bool MayOffload(const ProgramBuffer& buffer,
@@ -117,8 +137,7 @@ bool MayOffload(const ProgramBuffer& buffer,
   if (buffer.kind != BufferKind::kMainWeight) {
     return buffer.kind == BufferKind::kState || buffer.kind == BufferKind::kStateScale;
   }
-  const bool quantized = groups[buffer.group].recipe != Recipe::kNone;
-  return quantized ? !options.offload_copies : buffer.dtype != options.weight_type;
+  return groups[buffer.group].recipe != Recipe::kNone || buffer.dtype != options.weight_type;
 }
 
 OffloadSizes OffloadSizesOf(const ProgramBuffers& buffers,
@@ -196,7 +215,8 @@ OffloadFacts OffloadOf(const ProgramBuffers& buffers,
   if (options.offload_copies) {
     const HostRing ring = HostRingOf(buffers, groups, options, kHostChunkElements);
     facts.window_bytes = 0;
-    facts.pinned_bytes = ring.slots * ring.slot_bytes;
+    facts.pinned_bytes =
+        ring.slots * ring.slot_bytes + HostCodeBytesOf(buffers, groups, options).all();
     facts.kept_bytes = ring.slots * ring.kept_bytes;
   }
   return facts;

@@ -17,9 +17,8 @@ inline constexpr int64_t kOffloadChunksAlive = 3;
 
 // True of state that updates alone write and nothing else needs in place: moments, their scales,
 // and main weights where model weights are of another type or codes. Where both are fp32, gathers
-// take main weights from where they lie, so they stay. A device makes codes from main weights in
-// its own memory, so those stay, too; a host makes them from parts that it fetches. Weights of
-// frozen groups stay.
+// take main weights from where they lie, so they stay. Who has main weights makes their codes: the
+// host of a device, or of a file from parts that it fetches. Weights of frozen groups stay.
 bool MayOffload(const ProgramBuffer& buffer,
                 const GroupLayouts& groups,
                 const ProgramOptions& options);
@@ -52,7 +51,8 @@ inline constexpr int64_t kHostChunkElements = int64_t{8} << 20;
 inline constexpr int64_t kHostChunks = 16;
 
 // Bytes of an element on its way between a device and its host: its gradient goes there, fp32; of
-// weights what the update reads and the host does not keep; back come the weights that it writes.
+// weights what the update reads and the host does not keep; back come the weights that it writes,
+// or the codes that it makes.
 struct HostChunkBytes {
   int64_t main = 0;   // fp32, both ways
   int64_t model = 0;  // back; where main weights are remainders, both ways
@@ -85,13 +85,10 @@ HostRing HostRingOf(const ProgramBuffers& buffers,
                     const ProgramOptions& options,
                     int64_t chunk_elements);
 
-// True if updates of a device's host read main weights of a group from the device.
-bool MainStaysOnDevice(const GroupLayout& group, const ProgramOptions& options);
-
 // Groups that a device's host updates, because some of their state is in its memory; none of a CPU
 // job. In the order of their updates, which is that of the forward pass: the next step wants the
 // new weights so. Chunks that have memory of their own are computed before the step is decided, in
-// whatever order their gradients become final.
+// whatever order their gradients become final. The host makes the codes of such a group, too.
 struct HostUpdates {
   IdVector<GroupId, bool> of;
   std::vector<GroupId> order;
@@ -99,6 +96,18 @@ struct HostUpdates {
 HostUpdates HostUpdatesOf(const ProgramBuffers& buffers,
                           const GroupLayouts& groups,
                           const ProgramOptions& options);
+
+// Pinned memory of a device's host for what the codes that it makes follow from: a copy of the
+// amaxes and of the delayed scales of all ranks. 0: it makes none.
+struct HostCodeBytes {
+  int64_t amaxes = 0;
+  int64_t delayed = 0;
+
+  int64_t all() const { return amaxes + delayed; }
+};
+HostCodeBytes HostCodeBytesOf(const ProgramBuffers& buffers,
+                              const GroupLayouts& groups,
+                              const ProgramOptions& options);
 
 // Bytes of one rank, and the groups in forward order.
 struct OffloadFacts {

@@ -251,13 +251,15 @@ void OperandList::AddReduce(const ProgramMove& move) {
   Add(OfCall(BufferKind::kOuterGrad), Access::kWrite, Role::kSum);
 }
 
+// A device finds the amaxes of the weights that it writes, while these are in the caches. Codes of
+// whole blocks are made there as well; a host knows the scales that this takes.
 void OperandList::AddUpdate() {
   const BufferId whole = OfGroup(BufferKind::kFullGrad);
   Add(whole, Access::kRead, Role::kGradient);
   Add(whole < 0 ? FinalSum(at_.group, 0) : BufferId(), Access::kRead, Role::kSum);
   Add(OfGroup(BufferKind::kMainWeight), Access::kAdd, Role::kStored);
-  const bool measures = Quantized(at_.group) && UpdateMeasures(context_.options);
-  const bool encodes = measures && EncodesInUpdate(context_.groups[at_.group].recipe);
+  const bool measures = Quantized(at_.group) && !context_.on_host[at_.group];
+  const bool encodes = Quantized(at_.group) && EncodesInUpdate(context_.groups[at_.group].recipe);
   if (!Quantized(at_.group) || encodes) {
     Add(OfGroup(BufferKind::kModelWeight), Access::kAdd, Role::kStored);
   }
@@ -270,7 +272,7 @@ void OperandList::AddUpdate() {
   if (measures) {
     Add(OfAll(BufferKind::kAmax), Access::kAdd, Role::kAmax);
   }
-  if (encodes) {
+  if (encodes && measures) {
     Add(OfAll(BufferKind::kDelayedScales), Access::kRead, Role::kScales);
   }
 }
@@ -280,9 +282,10 @@ void OperandList::AddOffload() {
   const BufferId whole = OfGroup(BufferKind::kFullGrad);
   Add(whole, Access::kRead, Role::kGradient);
   Add(whole < 0 ? FinalSum(at_.group, 0) : BufferId(), Access::kRead, Role::kSum);
-  if (MainStaysOnDevice(context_.groups[at_.group], context_.options)) {
+  const HostChunkBytes bytes = HostChunkBytesOf(context_.groups[at_.group], context_.options);
+  if (bytes.main > 0) {
     Add(OfGroup(BufferKind::kMainWeight), Access::kRead, Role::kStored);
-  } else if (context_.options.main_type == DType::kI16) {
+  } else if (bytes.model_comes_down) {
     Add(OfGroup(BufferKind::kModelWeight), Access::kRead, Role::kStored);
   }
 }

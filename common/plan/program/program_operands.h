@@ -23,7 +23,8 @@ struct OperandContext {
   const LaneMap& lanes;
   const ProgramOptions& options;
   const BufferIndex& index;
-  const ModelUses& model;  // of the program: of training, or of an evaluation
+  const ModelUses& model;                  // of the program: of training, or of an evaluation
+  const IdVector<GroupId, bool>& on_host;  // HostUpdates
   LanePart part = LanePart::kWhole;
 };
 

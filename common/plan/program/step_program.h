@@ -299,13 +299,6 @@ struct ProgramOptions {
   int64_t tensor_parts = 1;
 };
 
-// True if an update finds the amaxes of the weights that it writes, while these are in the caches.
-// Else they are read once more for that: where the host of a device updates some groups, and the
-// device others.
-inline bool UpdateMeasures(const ProgramOptions& options) {
-  return !options.offload_copies;
-}
-
 inline constexpr int64_t kMostCommunicationBlocks = 64;
 
 inline constexpr DType kGradientType = DType::kF32;

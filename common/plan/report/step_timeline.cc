@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "common/model/tensor_cuts.h"
+#include "common/plan/layout/quant_layout.h"
 #include "common/plan/plan_pieces.h"
 #include "common/plan/program/program_uses.h"
 #include "common/plan/report/wire_table.h"
@@ -41,11 +42,13 @@ class Durations {
       case OpCode::kJoinGradients:
         return MemorySeconds(at, 3);
       case OpCode::kOptimizerStep:
-        return at.stream == StreamId::kUpload ? HostUpdateSeconds(at) : MemorySeconds(at, 7);
+        return at.stream == StreamId::kUpload ? HostSeconds(at, 7) : MemorySeconds(at, 7);
       case OpCode::kOffloadGradient:
         return 0;  // of the update, whose arithmetic takes longer
       case OpCode::kRefreshWeights:
-        return MemorySeconds(at, 2);
+        return at.stream != StreamId::kUpload                   ? MemorySeconds(at, 2)
+               : EncodesInUpdate(plan_.groups[at.group].recipe) ? 0
+                                                                : HostSeconds(at, 1);
       case OpCode::kAmaxReduce:
       case OpCode::kStatsReduce:
       case OpCode::kDecideStep:
@@ -148,11 +151,11 @@ class Durations {
     return kComputeSeconds + numbers * 4 * elements / device_.memory_bytes_per_second;
   }
 
-  // An update of a device's host, which reads and writes its memory.
-  double HostUpdateSeconds(const Instruction& at) const {
+  // So many fp32 numbers that a device's host reads and writes in its memory.
+  double HostSeconds(const Instruction& at, double numbers) const {
     constexpr double kHostBytesPerSecond = 80e9;  // of one socket; no host is asked
     const auto elements = static_cast<double>(StoredRange(plan_, at.group, 0).size());
-    return kComputeSeconds + 7 * 4 * elements / kHostBytesPerSecond;
+    return kComputeSeconds + numbers * 4 * elements / kHostBytesPerSecond;
   }
 
   const ShardingPlan& plan_;

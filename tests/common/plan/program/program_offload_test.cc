@@ -147,8 +147,15 @@ bool IsQuantizedMain(const ShardingPlan& plan, const ProgramBuffer& buffer) {
          plan.groups[buffer.group].recipe != Recipe::kNone;
 }
 
-// A host makes codes from parts of main weights that it fetches, a device from its own memory.
-TEST(ProgramOffload, MainWeightsOfCodesLeaveOnlyTheMemoryOfHosts) {
+PlanRequest OnDevices(PlanRequest request) {
+  request.spec.cpu_devices = false;
+  request.spec.recipe.emulation = {GemmPath::kDequantBf16};
+  request.spec.optimizer.offload.path = "";
+  return request;
+}
+
+// To a file, or to the host of a device, which both make codes of them.
+TEST(ProgramOffload, MainWeightsOfCodesLeave) {
   for (const testing::RecipeCase& recipe : testing::RecipeCases()) {
     for (const Strategy strategy : {Strategy::kNoShard,
                                     Strategy::kOptim,
@@ -157,18 +164,12 @@ TEST(ProgramOffload, MainWeightsOfCodesLeaveOnlyTheMemoryOfHosts) {
       for (const bool on_device : {false, true}) {
         PlanRequest request = QuantizedRequest(recipe.recipe, 1);
         request.spec.strategy = strategy;
-        request.spec.cpu_devices = !on_device;
-        if (on_device) {
-          request.spec.recipe.emulation = {GemmPath::kDequantBf16};
-          request.spec.optimizer.offload.path = "";
-        }
-        const ShardingPlan plan = MakeOffloaded(request);
+        const ShardingPlan plan = MakeOffloaded(on_device ? OnDevices(request) : request);
         int quantized = 0;
         for (const ProgramBuffer& buffer : plan.buffers) {
           if (IsQuantizedMain(plan, buffer)) {
             ++quantized;
-            EXPECT_EQ(buffer.memory == MemoryKind::kOffload, !on_device)
-                << recipe.name << ", " << buffer.name;
+            EXPECT_EQ(buffer.memory, MemoryKind::kOffload) << recipe.name << ", " << buffer.name;
           }
         }
         EXPECT_GT(quantized, 0);
@@ -221,7 +222,7 @@ std::string RefusalOf(ShardingPlan plan,
   return "nothing was changed";
 }
 
-// Only amaxes and codes are made of offloaded main weights, only on a host, and only by reading.
+// Only amaxes and codes are made of offloaded main weights, and only by reading.
 TEST(ProgramOffload, OtherUsesOfOffloadedMainWeightsAreRefused) {
   const ShardingPlan plan = MakeOffloaded(QuantizedRequest(Recipe::kNvFp4, 1));
   ASSERT_TRUE(CheckPlan(plan).ok());
@@ -268,7 +269,7 @@ TEST(ProgramOffload, OtherUsesOfOffloadedMainWeightsAreRefused) {
                           }),
                 HasSubstr("K14"));
   }
-  // A gather of main weights, or a device.
+  // A gather of main weights.
   EXPECT_THAT(RefusalOf(plan,
                         [](const ShardingPlan& of, Instruction& at) {
                           const bool gathers = at.op == OpCode::kGather && at.group >= 0 &&
@@ -281,9 +282,54 @@ TEST(ProgramOffload, OtherUsesOfOffloadedMainWeightsAreRefused) {
                           return gathers;
                         }),
               HasSubstr("K14"));
-  ShardingPlan on_device = plan;
-  on_device.options.offload_copies = true;
-  EXPECT_THAT(std::string(CheckPlan(on_device).message()), HasSubstr("K14"));
+}
+
+// A device's host makes codes where it has main weights, beside copies up; of groups that stay, the
+// device does, which takes amaxes in the update.
+TEST(ProgramOffload, AHostMakesTheCodesOfItsMainWeights) {
+  for (const Recipe recipe : {Recipe::kMxFp8, Recipe::kCurrent}) {
+    const ShardingPlan plan = MakeOffloaded(OnDevices(QuantizedRequest(recipe, 0.5)));
+    const IdVector<GroupId, bool> on_host =
+        HostUpdatesOf(plan.buffers, plan.groups, plan.options).of;
+    int64_t refreshed[] = {0, 0};
+    const auto check = [&](const Instruction& at) {
+      const bool host = on_host[at.group];
+      EXPECT_EQ(at.stream, host ? StreamId::kUpload : StreamId::kCompute);
+      if (at.op == OpCode::kRefreshWeights) {
+        ++refreshed[host ? 1 : 0];
+        const ProgramBuffer& main = plan.buffers[StoredWeight(plan, at.group)];
+        EXPECT_EQ(main.memory == MemoryKind::kOffload, host);
+      } else if (plan.groups[at.group].recipe != Recipe::kNone) {
+        EXPECT_EQ(BufferOf(at, Role::kAmax) >= 0, !host);
+      }
+    };
+    for (const StepProgram& program : plan.programs) {
+      for (const Instruction& at : program.instructions) {
+        if (at.op == OpCode::kRefreshWeights || at.op == OpCode::kOptimizerStep) {
+          check(at);
+        }
+      }
+    }
+    EXPECT_GT(refreshed[0], 0);
+    EXPECT_GT(refreshed[1], 0);
+    const HostCodeBytes bytes = HostCodeBytesOf(plan.buffers, plan.groups, plan.options);
+    EXPECT_GT(bytes.amaxes, 0);
+    EXPECT_EQ(bytes.delayed, 0);
+  }
+  const ShardingPlan on_disk = MakeOffloaded(QuantizedRequest(Recipe::kMxFp8, 1));
+  EXPECT_EQ(HostCodeBytesOf(on_disk.buffers, on_disk.groups, on_disk.options).all(), 0);
+}
+
+// The stream of a refresh follows from where main weights are.
+TEST(ProgramOffload, CodesOfAHostOnAnotherStreamAreRefused) {
+  const ShardingPlan plan = MakeOffloaded(OnDevices(QuantizedRequest(Recipe::kMxFp8, 1)));
+  EXPECT_THAT(RefusalOf(plan,
+                        [](const ShardingPlan&, Instruction& at) {
+                          const bool refreshes = at.op == OpCode::kRefreshWeights;
+                          at.stream = refreshes ? StreamId::kCompute : at.stream;
+                          return refreshes;
+                        }),
+              HasSubstr("stream"));
 }
 
 // Takes groups from the end, and passes over one that is too large.

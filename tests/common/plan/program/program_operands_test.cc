@@ -137,8 +137,16 @@ class OperandReference {
     Add(Of(BufferKind::kDelayedScales, {}), false);
     Add(Of(BufferKind::kModelWeight, group), true);
   }
-  // Of jobs without recipes.
+  bool OnHost(GroupId group) const {
+    const std::vector<BufferId> states = Of(BufferKind::kState, group);
+    return plan_.options.offload_copies && !states.empty() &&
+           plan_.buffers[states.front()].memory == MemoryKind::kOffload;
+  }
+  // Of a recipe the host has main weights, and makes codes of them.
   void AddSentToHost(GroupId group) {
+    if (Quantized(group)) {
+      return;
+    }
     if (plan_.options.main_type == plan_.options.weight_type) {
       Add(Of(BufferKind::kMainWeight, group), false);
     } else if (plan_.options.main_type == DType::kI16) {
@@ -147,8 +155,8 @@ class OperandReference {
   }
   void AddUpdated(GroupId group) {
     const Recipe recipe = plan_.groups[group].recipe;
-    const bool measures = Quantized(group) && !plan_.options.offload_copies;
-    const bool encodes = measures && recipe != Recipe::kCurrent && recipe != Recipe::kNvFp4;
+    const bool measures = Quantized(group) && !OnHost(group);
+    const bool encodes = Quantized(group) && recipe != Recipe::kCurrent && recipe != Recipe::kNvFp4;
     Add(Of(BufferKind::kMainWeight, group), true);
     if (!Quantized(group) || encodes) {
       Add(Of(BufferKind::kModelWeight, group), true);
@@ -157,7 +165,7 @@ class OperandReference {
     if (measures) {
       Add(Of(BufferKind::kAmax, {}), true);
     }
-    if (encodes) {
+    if (encodes && measures) {
       Add(Of(BufferKind::kDelayedScales, {}), false);
     }
   }

@@ -112,11 +112,13 @@ TEST_P(GpuOffloadRecipes, TheTensorAxisGivesTheSameBits) {
   if (!EveryCase() && GetParam().recipe != Recipe::kMxFp8) {
     GTEST_SKIP() << "label slow has the other recipes";
   }
-  const StrategyCase cut = {.strategy = "ZeRO3", .tensor = 2};
-  const Recording whole = RecordOn(gpu(), Steps(GetParam(), 0, cut));
-  RecordArgs args = Steps(GetParam(), 1, cut);
-  args.options.offload_chunk_elements = kChunkElements;
-  EXPECT_EQ(FirstDifference(whole, RecordOn(gpu(), args)), "");
+  const auto steps = [](double fraction) {
+    RecordArgs args = Steps(GetParam(), fraction, {.strategy = "ZeRO3", .tensor = 2});
+    args.spec.model->num_key_value_heads = 4;  // halves of keys are whole blocks of fp8_block
+    args.options.offload_chunk_elements = kChunkElements;
+    return args;
+  };
+  EXPECT_EQ(FirstDifference(RecordOn(gpu(), steps(0)), RecordOn(gpu(), steps(1))), "");
 }
 
 // Amaxes and codes of an update that is undone go with it.
@@ -140,6 +142,22 @@ TEST_P(GpuOffloadRecipes, WrongGuessesAreUndone) {
     redone += counts.redone;
   }
   EXPECT_GT(redone, 0);
+}
+
+// Amaxes fall with the weights of early updates: none is left from the step before.
+TEST_P(GpuOffloadRecipes, AmaxesOfWeightsThatShrinkFall) {
+  const auto steps = [](double fraction) {
+    RecordArgs args = Steps(GetParam(), fraction);
+    args.options.offload_chunk_elements = 1 << 20;
+    args.spec.optimizer.clip_norm = 0;
+    args.spec.optimizer.weight_decay = 20;  // a fifth less per step
+    return args;
+  };
+  const CountedRun run = RunCounted(gpu(), steps(1));
+  EXPECT_EQ(FirstDifference(RunCounted(gpu(), steps(0)).recording, run.recording), "");
+  for (const optim::HostUpdateCounts& counts : run.counts) {
+    EXPECT_EQ(counts.early, run.chunks);
+  }
 }
 
 TEST_P(GpuOffloadRecipes, ASkippedStepLeavesNoTrace) {

@@ -97,9 +97,9 @@ class HostCodes {
   bool ahead() const { return ahead_.load(std::memory_order_acquire); }
   void Forget() { ahead_.store(false, std::memory_order_release); }
 
-  // Raises a device's amaxes of weights to those of the host. `stream` has waited for its work.
+  // Raises a device's amaxes of weights to those of the host, whose work `stream` has waited for.
   void AddAmaxes(kernels::CudaStream& stream, const TensorView& amaxes);
-  // Later work of the host waits for `stream`.
+  // Copies the scales that all ranks have now. Later work of the host has to wait for `stream`.
   void TakeScales(kernels::CudaStream& stream, const quant::QuantState& scales);
 
   // Memory that Begin and Follow write, and Encode reads.

@@ -114,6 +114,9 @@ void HostUpdater::AddChunks(const shard::ParameterGroup& group) {
       }
     }
     chunk.cut = std::move(cut);
+    if (MakesCodes(id)) {
+      chunk.cut.pieces = {};  // its parts have them
+    }
     chunk.owner = this;
     chunks_.push_back(std::move(chunk));
   }

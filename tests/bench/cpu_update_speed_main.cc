@@ -1,6 +1,6 @@
 // G8, our side: the AdamW update of one tensor on CPU threads, beside the streams that it reads and
 // writes. Reads lines "FORM THREADS", answers each with one JSON line. Checks results before it
-// times them.
+// times them. Forms with the name of a recipe also make amaxes and codes, as a device's host does.
 
 #include <algorithm>
 #include <barrier>
@@ -25,6 +25,7 @@
 #include "kernels/adamw.h"
 #include "kernels/cpu/simd_ops.h"
 #include "kernels/grouped_update.h"
+#include "kernels/quantize.h"
 
 namespace ravel::kernels {
 namespace {
@@ -39,14 +40,18 @@ struct Form {
   DType gradient;
   DType mean;
   DType square;
+  plan::Recipe recipe = plan::Recipe::kNone;
 };
-constexpr Form kForms[] = {{"fp32", true, false, DType::kF32, DType::kF32, DType::kF32},
-                           {"fp32-weight", true, true, DType::kF32, DType::kF32, DType::kF32},
-                           {"remainder", false, true, DType::kF32, DType::kF32, DType::kF32},
-                           {"bf16", false, true, DType::kF32, DType::kBF16, DType::kBF16},
-                           {"bf16-gradient", false, true, DType::kBF16, DType::kBF16, DType::kBF16},
-                           {"fp8-bf16", false, true, DType::kF32, DType::kF8E4M3, DType::kBF16},
-                           {"fp8", false, true, DType::kF32, DType::kF8E4M3, DType::kF8E4M3}};
+constexpr Form kForms[] = {
+    {"fp32", true, false, DType::kF32, DType::kF32, DType::kF32},
+    {"fp32-weight", true, true, DType::kF32, DType::kF32, DType::kF32},
+    {"remainder", false, true, DType::kF32, DType::kF32, DType::kF32},
+    {"bf16", false, true, DType::kF32, DType::kBF16, DType::kBF16},
+    {"bf16-gradient", false, true, DType::kBF16, DType::kBF16, DType::kBF16},
+    {"fp8-bf16", false, true, DType::kF32, DType::kF8E4M3, DType::kBF16},
+    {"fp8", false, true, DType::kF32, DType::kF8E4M3, DType::kF8E4M3},
+    {"fp8_block", true, false, DType::kF32, DType::kF32, DType::kF32, plan::Recipe::kFloat8Block},
+    {"mxfp8", true, false, DType::kF32, DType::kF32, DType::kF32, plan::Recipe::kMxFp8}};
 
 enum class Access { kRead, kWrite, kBoth };
 
@@ -102,11 +107,12 @@ Operand Make(DType dtype, Access access, int64_t elements) {
 }
 
 struct Tensor {
-  Operand main, weight, remainder, gradient, mean, square, mean_scales, square_scales;
+  Operand main, weight, remainder, gradient, mean, square, mean_scales, square_scales, codes;
+  Operand amaxes;  // u32, few
 
   std::vector<const Operand*> All() const {
     std::vector<const Operand*> present;
-    for (const Operand* operand : {&main, &weight, &remainder, &gradient, &mean, &square}) {
+    for (const Operand* operand : {&main, &weight, &remainder, &gradient, &mean, &square, &codes}) {
       if (operand->memory.present()) {
         present.push_back(operand);
       }
@@ -114,6 +120,12 @@ struct Tensor {
     return present;
   }
 };
+
+// Of rows of kRow.
+int64_t Blocks(plan::Recipe recipe, int64_t elements) {
+  const int64_t edge = plan::BlockEdge(recipe);
+  return DivCeil(elements / kRow, edge) * (kRow / edge);
+}
 
 Tensor MakeTensor(const Form& form, int64_t n) {
   Tensor tensor;
@@ -130,6 +142,10 @@ Tensor MakeTensor(const Form& form, int64_t n) {
   tensor.square = Make(form.square, Access::kBoth, n);
   tensor.mean_scales = Make(DType::kU8, Access::kBoth, n / kUpdateGroup);
   tensor.square_scales = Make(DType::kU8, Access::kBoth, n / kUpdateGroup);
+  if (form.recipe != plan::Recipe::kNone) {
+    tensor.codes = Make(DType::kU8, Access::kWrite, n);
+    tensor.amaxes = Make(DType::kU32, Access::kBoth, Blocks(form.recipe, n));
+  }
   for (int64_t i = 0; i < n; ++i) {
     const float g = static_cast<float>(i * 2654435761 % 2001 - 1000) * 1e-5f;
     if (form.gradient == DType::kF32) {
@@ -175,6 +191,48 @@ void Update(const Form& form, const Tensor& tensor, int64_t begin, int64_t count
     args.v_scales = tensor.square_scales.View(begin / kUpdateGroup, groups);
   }
   GroupedUpdate(stream, args);
+}
+
+TensorView RowsAt(const Operand& operand, int64_t begin, int64_t rows) {
+  TensorView view = MatrixView(nullptr, rows, kRow);
+  view.dtype = operand.dtype;
+  view.data = operand.View(begin, rows * kRow).data;
+  return view;
+}
+
+// In parts of 2^16 elements: update and amaxes of one after the other, and codes where blocks end.
+// Rows begin at a block.
+void UpdateAndEncode(
+    const Form& form, const Tensor& tensor, int64_t begin, int64_t count, uint32_t step) {
+  if (form.recipe == plan::Recipe::kNone) {
+    Update(form, tensor, begin, count, step);
+    return;
+  }
+  constexpr int64_t kPartRows = (int64_t{64} << 10) / kRow;
+  CpuStream stream;
+  const int64_t edge = plan::BlockEdge(form.recipe);
+  TensorView amax =
+      MatrixView(nullptr, Blocks(form.recipe, tensor.main.elements) / (kRow / edge), kRow / edge);
+  amax.dtype = DType::kU32;
+  amax.data = tensor.amaxes.View(0, amax.elements()).data;
+  int64_t encoded = begin / kRow;
+  for (int64_t row = begin / kRow; row < (begin + count) / kRow; row += kPartRows) {
+    Update(form, tensor, row * kRow, kPartRows * kRow, step);
+    BlockAmax(stream,
+              {.from = RowsAt(tensor.main, row * kRow, kPartRows),
+               .first_row = row,
+               .edge = edge,
+               .amax = amax});
+    const int64_t end = (row + kPartRows) / edge * edge;
+    if (end > encoded) {
+      QuantizeWeight(stream,
+                     {.from = RowsAt(tensor.main, encoded * kRow, end - encoded),
+                      .first_row = encoded,
+                      .scales = {.recipe = form.recipe, .amax = amax},
+                      .codes = RowsAt(tensor.codes, encoded * kRow, end - encoded)});
+      encoded = end;
+    }
+  }
 }
 
 // The same bytes through registers, a chunk of each operand after the other, and next to no
@@ -260,15 +318,15 @@ double Seconds(int threads, int64_t n, const std::function<void(int64_t, int64_t
   return seconds;
 }
 
-// Two steps of a few rows on this path and in plain loops.
+// Two steps of 128 rows on this path and in plain loops.
 bool IsRight(const Form& form) {
-  constexpr int64_t kElements = 4 * kRow;
+  constexpr int64_t kElements = 128 * kRow;
   const Tensor ours = MakeTensor(form, kElements);
   const Tensor plain = MakeTensor(form, kElements);
   for (uint32_t step = 0; step < 2; ++step) {
-    Update(form, ours, 0, kElements, step);
+    UpdateAndEncode(form, ours, 0, kElements, step);
     cpu::UseSimdPath(cpu::SimdPath::kPortable);
-    Update(form, plain, 0, kElements, step);
+    UpdateAndEncode(form, plain, 0, kElements, step);
     cpu::UseBestSimdPath();
   }
   const auto left = ours.All();
@@ -295,7 +353,7 @@ void Measure(const Form& form, int threads, int64_t n) {
   std::vector<double> ours, streams;
   for (int repeat = 0; repeat <= kRepeats; ++repeat) {  // the first warms up
     const double update = Seconds(threads, n, [&](int64_t begin, int64_t count) {
-      Update(form, tensor, begin, count, static_cast<uint32_t>(repeat));
+      UpdateAndEncode(form, tensor, begin, count, static_cast<uint32_t>(repeat));
     });
     ours.push_back(1e9 * update / static_cast<double>(n));
   }

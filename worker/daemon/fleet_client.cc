@@ -93,8 +93,19 @@ void FleetClient::Start() {
   Connect();
 }
 
+void FleetClient::EndStream() {
+  ++stream_number_;
+  stream_.reset();
+  welcomed_ = false;
+  timers_->beat.cancel();
+  for (const auto& [number, done] : std::exchange(fetching_, {})) {
+    done(absl::UnavailableError("the stream to the coordinator ended before the plan was there"));
+  }
+}
+
 void FleetClient::Connect() {
-  const uint64_t number = ++stream_number_;
+  EndStream();
+  const uint64_t number = stream_number_;
   // From threads of gRPC to ours; what belongs to an older stream is ignored there.
   const auto to_own_thread = [this, number, alive = std::weak_ptr<bool>(alive_)](auto work) {
     asio::post(context_, [this, number, alive, work = std::move(work)]() mutable {
@@ -103,7 +114,6 @@ void FleetClient::Connect() {
       }
     });
   };
-  welcomed_ = false;
   heard_command_ = 0;
   padded_.clear();
   answered_bytes_ = 0;
@@ -224,18 +234,12 @@ void FleetClient::Disconnect(const std::string& why) {
   if (welcomed_ || failed_attempts_ == 0) {  // the first failure only: an outage may last for hours
     log::Warning(absl::StrCat("no coordinator at ", address_, ": ", why));
   }
-  ++stream_number_;
-  stream_.reset();
-  welcomed_ = false;
-  timers_->beat.cancel();
+  EndStream();
   ReconnectLater();
 }
 
 void FleetClient::ReconnectAfter(milliseconds pause) {
-  ++stream_number_;
-  stream_.reset();
-  welcomed_ = false;
-  timers_->beat.cancel();
+  EndStream();
   timers_->reconnect.expires_after(pause);
   ConnectWhenDue();
 }
@@ -431,15 +435,20 @@ void FleetClient::FetchPlan(const v1::FetchPlanRequest& request, FleetStream::Pl
     done(absl::UnavailableError("no coordinator"));
     return;
   }
-  stream_->FetchPlan(request,
-                     [this, alive = std::weak_ptr<bool>(alive_), done = std::move(done)](
-                         absl::StatusOr<std::string> plan) {
-                       asio::post(context_, [alive, done, plan = std::move(plan)]() mutable {
-                         if (!alive.expired()) {
-                           done(std::move(plan));
-                         }
-                       });
-                     });
+  const uint64_t number = ++fetch_number_;
+  fetching_[number] = std::move(done);
+  stream_->FetchPlan(
+      request,
+      [this, number, alive = std::weak_ptr<bool>(alive_)](absl::StatusOr<std::string> plan) {
+        asio::post(context_, [this, number, alive, plan = std::move(plan)]() mutable {
+          if (alive.expired()) {
+            return;
+          }
+          if (const auto fetch = fetching_.extract(number); !fetch.empty()) {
+            fetch.mapped()(std::move(plan));
+          }
+        });
+      });
 }
 
 void FleetClient::Flush(milliseconds limit, std::function<void()> done) {

@@ -68,7 +68,8 @@ class FleetClient {
   // `reason` of a launch that failed: common/failure_reason.h; empty: StartFailed.
   void SendResult(int64_t command_id, const absl::Status& status, const std::string& reason = "");
 
-  // From the present stream; Unavailable when there is none.
+  // From the present stream; Unavailable when there is none, or when it ends before the plan is
+  // there.
   void FetchPlan(const v1::FetchPlanRequest& request, FleetStream::PlanCallback done);
 
   // Beats at once, and calls `done` when everything has been acknowledged, or after `limit`.
@@ -89,6 +90,8 @@ class FleetClient {
   struct Timers;
 
   void Connect();
+  // The present stream, if there is one, is over. Plans that it has not fetched are told so.
+  void EndStream();
   void OnReceived(v1::Down down);
   void OnWelcome(const v1::Welcome& welcome);
   void OnBeatAck(const v1::BeatAck& ack);
@@ -135,6 +138,9 @@ class FleetClient {
   LatencyHistogram beat_latency_;
   std::chrono::steady_clock::time_point beat_sent_;  // the newest
   std::map<int64_t, v1::CommandResult> results_;     // of this term, newest kMaxResults
+  // Whose plans are to come, of this stream: it calls nobody once it is gone.
+  std::map<uint64_t, FleetStream::PlanCallback> fetching_;
+  uint64_t fetch_number_ = 0;
   std::function<void()> flushed_;
   // Handlers that are still queued when this object goes hold a weak reference to this.
   std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);

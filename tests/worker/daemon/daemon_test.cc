@@ -366,6 +366,22 @@ TEST_F(DaemonTest, ReconnectResendsWhatWasNotAcknowledged) {
   EXPECT_EQ(fleet_->Count(Frame(v1::TrainerUp::kSeal, 0)), 2);
 }
 
+// A plan that was on its way when the stream ended does not come. The next coordinator is not told
+// that its trainers are being launched, and launches them again.
+TEST_F(DaemonTest, ALaunchEndsWithTheStreamThatItsPlanWasToComeFrom) {
+  StartAll({});
+  fleet_->SetPlansCome(false);
+  fleet_->Send(MakeLaunch("echo", 1, 1, "the plan"));
+  fleet_->WaitFor([](const v1::Up& up) {
+    return up.has_beat() && up.beat().trainers_size() == 1 &&
+           up.beat().trainers(0).state() == "launching";
+  });
+  fleet_->Disconnect();
+  EXPECT_EQ(fleet_->WaitFor(IsHello, 1).hello().trainers_size(), 0);
+  fleet_->SetPlansCome(true);
+  LaunchReady("echo", 1, 1);
+}
+
 TEST_F(DaemonTest, TrainersLiveThroughACoordinatorRestartAndOldTermsAreNotObeyed) {
   StartAll({.term = 3});
   LaunchReady("echo", 1, 1);

@@ -63,8 +63,17 @@ class Stream final : public grpc::ServerBidiReactor<v1::Up, v1::Down> {
 
 class PlanStream final : public grpc::ServerWriteReactor<v1::PlanChunk> {
  public:
-  explicit PlanStream(std::string plan) : plan_(std::move(plan)) { Next(); }
+  PlanStream(std::string plan, bool comes) : plan_(std::move(plan)), comes_(comes) {
+    if (comes) {
+      Next();
+    }
+  }
   void OnWriteDone(bool) override { Next(); }
+  void OnCancel() override {
+    if (!comes_) {
+      Finish(grpc::Status::CANCELLED);
+    }
+  }
   void OnDone() override { delete this; }
 
  private:
@@ -79,6 +88,7 @@ class PlanStream final : public grpc::ServerWriteReactor<v1::PlanChunk> {
     StartWrite(&chunk_);
   }
   const std::string plan_;
+  const bool comes_;
   size_t sent_ = 0;
   v1::PlanChunk chunk_;
 };
@@ -126,6 +136,10 @@ class Service final : public v1::Fleet::CallbackService, public FakeFleet {
     const MutexLock lock(mutex_);
     acknowledge_ = acknowledge;
   }
+  void SetPlansCome(bool come) override {
+    const MutexLock lock(mutex_);
+    plans_come_ = come;
+  }
   std::vector<v1::Up> received() const override {
     const MutexLock lock(mutex_);
     return received_;
@@ -139,7 +153,8 @@ class Service final : public v1::Fleet::CallbackService, public FakeFleet {
   }
   grpc::ServerWriteReactor<v1::PlanChunk>* FetchPlan(grpc::CallbackServerContext*,
                                                      const v1::FetchPlanRequest*) override {
-    return new PlanStream(options_.plan);
+    const MutexLock lock(mutex_);
+    return new PlanStream(options_.plan, plans_come_);
   }
 
   void OnUp(Stream* stream, const v1::Up& up) {
@@ -182,6 +197,7 @@ class Service final : public v1::Fleet::CallbackService, public FakeFleet {
   int port_ = 0;
   mutable Mutex mutex_;
   bool acknowledge_ ABSL_GUARDED_BY(mutex_);
+  bool plans_come_ ABSL_GUARDED_BY(mutex_) = true;
   int64_t command_id_ ABSL_GUARDED_BY(mutex_) = 0;
   Stream* newest_ ABSL_GUARDED_BY(mutex_) = nullptr;
   std::vector<v1::Up> received_ ABSL_GUARDED_BY(mutex_);

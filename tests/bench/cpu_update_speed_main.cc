@@ -121,7 +121,7 @@ struct Tensor {
   }
 };
 
-// Of rows of kRow.
+// Blocks of so many elements in rows of kRow.
 int64_t Blocks(plan::Recipe recipe, int64_t elements) {
   const int64_t edge = plan::BlockEdge(recipe);
   return DivCeil(elements / kRow, edge) * (kRow / edge);

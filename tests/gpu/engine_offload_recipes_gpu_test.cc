@@ -61,6 +61,8 @@ class GpuOffloadRecipes : public GpuEngine, public ::testing::WithParamInterface
   }
 };
 
+class GpuOffloadBlocks : public GpuEngine {};
+
 INSTANTIATE_TEST_SUITE_P(Recipes,
                          GpuOffloadRecipes,
                          ::testing::ValuesIn(kRecipes),
@@ -109,9 +111,6 @@ TEST_P(GpuOffloadRecipes, EveryCutGivesTheSameBits) {
 
 // A cut by columns has its own bits, whatever its degree.
 TEST_P(GpuOffloadRecipes, TheTensorAxisGivesTheSameBits) {
-  if (!EveryCase() && GetParam().recipe != Recipe::kMxFp8) {
-    GTEST_SKIP() << "label slow has the other recipes";
-  }
   const auto steps = [](double fraction) {
     RecordArgs args = Steps(GetParam(), fraction, {.strategy = "ZeRO3", .tensor = 2});
     args.spec.model->num_key_value_heads = 4;  // halves of keys are whole blocks of fp8_block
@@ -190,7 +189,7 @@ TEST_P(GpuOffloadRecipes, ASaveGoesOnAtAnotherFraction) {
 
 // -- memory, and what is made twice
 
-// How often in a step the host makes codes beside its updates.
+// Returns how often in a step the host makes codes beside its updates.
 std::vector<int64_t> EncodedAfterUpdates(kernels::CudaGpu& gpu, const RecordArgs& args) {
   trace::Recorder recorder;
   const auto body = [&](RankEngine& engine, int) -> absl::Status {
@@ -223,12 +222,9 @@ TEST_P(GpuOffloadRecipes, CodesOfAnUpdateAreNotMadeAgain) {
 }
 
 // A row of blocks that is too long for one thread's caches is encoded when all of it is updated.
-TEST_P(GpuOffloadRecipes, LongBlocksAreEncodedAfterTheirParts) {
-  if (GetParam().recipe != Recipe::kFloat8Block) {
-    GTEST_SKIP() << "blocks of other recipes have fewer rows";
-  }
+TEST_F(GpuOffloadBlocks, LongOnesAreEncodedAfterTheirParts) {
   const auto steps = [](double fraction) {
-    RecordArgs args = Steps(GetParam(), fraction);
+    RecordArgs args = Steps({"fp8_block", Recipe::kFloat8Block, plan::kF32States}, fraction);
     args.spec.model->num_hidden_layers = 1;
     args.spec.model->intermediate_size = 2176;  // 128 of such rows are more than 2^18 elements
     args.last_step = 2;

@@ -138,7 +138,7 @@ class FleetClient {
   LatencyHistogram beat_latency_;
   std::chrono::steady_clock::time_point beat_sent_;  // the newest
   std::map<int64_t, v1::CommandResult> results_;     // of this term, newest kMaxResults
-  // Whose plans are to come, of this stream: it calls nobody once it is gone.
+  // Callers whose plans are to come from this stream, which calls nobody once it is gone.
   std::map<uint64_t, FleetStream::PlanCallback> fetching_;
   uint64_t fetch_number_ = 0;
   std::function<void()> flushed_;

@@ -192,7 +192,7 @@ class HostUpdater {
   void CopyUp(kernels::CudaStream& stream, const Chunk& chunk);
   std::byte* MainOf(const Chunk& chunk) const;
   std::byte* ModelOf(const Chunk& chunk) const;
-  // Of quantized weights: nullptr where updates know no scales.
+  // The codes that an update makes; nullptr where it knows no scales.
   std::byte* CodesOf(const Chunk& chunk) const;
   // False where the update cannot tell yet what codes there will be.
   bool SendsCodes(plan::GroupId group) const;
@@ -208,7 +208,7 @@ class HostUpdater {
   static void EncodeRows(void* rows);
   void Encode(const Rows& rows);
   void Apply(Chunk& chunk, const kernels::StepOutcome& outcome);
-  // What a step that is not applied sends up: what the device has.
+  // A step that is not applied sends up what the device has.
   void SendAgain(Chunk& chunk);
   // After `apply` of the pieces of each part: amaxes and, unless `codes` is nullptr, codes.
   using ApplyPieces = std::function<void(std::span<const kernels::UpdatePiece> pieces)>;

@@ -100,7 +100,7 @@ class QuantState {
   // On a host: false where the next cast of a weight has no scale yet, which is delayed.
   bool HasHistory(plan::TensorId tensor) const;
   // After MeasureElements of the same: QuantizeAhead of the rows that are known, which those are.
-  // What Quantize makes of the others after FinishStep goes with them.
+  // Quantize makes the others after FinishStep.
   RowRange QuantizeUpdated(kernels::Stream& stream,
                            const QuantPiece& piece,
                            int64_t first,

@@ -142,7 +142,7 @@ class OperandReference {
     return plan_.options.offload_copies && !states.empty() &&
            plan_.buffers[states.front()].memory == MemoryKind::kOffload;
   }
-  // Of a recipe the host has main weights, and makes codes of them.
+  // The host has main weights of recipes, and makes codes of them.
   void AddSentToHost(GroupId group) {
     if (Quantized(group)) {
       return;

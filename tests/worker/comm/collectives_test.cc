@@ -257,27 +257,32 @@ TEST(GlooPortsTest, RanksOfOneHostShareARangeAndPassOverTakenPorts) {
   const PortRange range{std::min(taken.port(), 65535 - 63),
                         std::min(taken.port(), 65535 - 63) + 63};
   std::array<std::string, kRanks> records;
+  // All stay until the last one is made: a rank that goes earlier breaks connections that its peers
+  // still wait for.
+  std::vector<absl::StatusOr<std::unique_ptr<Communicator>>> made(kRanks);
   Board board(kRanks);
   std::vector<std::thread> threads;
-  for (int rank = 0; rank < kRanks; ++rank) {
+  for (size_t rank = 0; rank < kRanks; ++rank) {
     threads.emplace_back([&, rank] {
-      const Rendezvous inner = board.ForRank(rank);
-      auto made = CreateCommunicator({.transport = "gloo",
-                                      .rank = rank,
-                                      .size = kRanks,
-                                      .rendezvous =
-                                          [&](std::string_view group, std::string record) {
-                                            records.at(static_cast<size_t>(rank)) = record;
-                                            return inner(group, std::move(record));
-                                          },
-                                      .host_address = "127.0.0.1",
-                                      .ports = range,
-                                      .timeout = kTestTimeout});
-      EXPECT_TRUE(made.ok()) << made.status();
+      const Rendezvous inner = board.ForRank(static_cast<int>(rank));
+      made[rank] = CreateCommunicator({.transport = "gloo",
+                                       .rank = static_cast<int>(rank),
+                                       .size = kRanks,
+                                       .rendezvous =
+                                           [&](std::string_view group, std::string record) {
+                                             records.at(rank) = record;
+                                             return inner(group, std::move(record));
+                                           },
+                                       .host_address = "127.0.0.1",
+                                       .ports = range,
+                                       .timeout = kTestTimeout});
     });
   }
   for (std::thread& thread : threads) {
     thread.join();
+  }
+  for (const auto& communicator : made) {
+    ASSERT_TRUE(communicator.ok()) << communicator.status();
   }
   std::set<int> ports;
   for (const std::string& record : records) {

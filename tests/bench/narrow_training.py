@@ -6,7 +6,7 @@ import statistics
 import tempfile
 
 import cluster
-from harness import CAPS, THREADS, progress
+from harness import CAPS, THREADS
 from memory_probe import PeakPss
 from quiet_turns import Measurement, step_flops
 from training_memory import peak_of_ranks
@@ -38,13 +38,7 @@ def measure(work, pairs, attempts, turn_steps, environment):
         sides = {"ours": stack.enter_context(work.ours_in_turns(ravel, "ours")), "bf16": peer}
         result.worst = work.verify(sides["ours"].train(VERIFIED_STEPS)[0], peer_losses, "bf16")
         result.version = peer.version
-        for pair in range(attempts):
-            result.take_pair(sides, work.tokens_per_step, turn_steps)
-            quiet = len(result.quiet("ours", "bf16"))
-            progress(f"C5 {work.case}: pair {pair + 1}: " + ", ".join(f"{side} {turns[-1]['rate']:.1f}" for side, turns in result.turns.items())
-                     + f", roof {result.turns['ours'][-1]['roof']:.1f}; quiet so far: {quiet} of {pairs}")
-            if quiet >= pairs:
-                break
+        result.take_pairs(f"C5 {work.case}", sides, work.tokens_per_step, turn_steps, ("bf16",), pairs, attempts)
         return result, {side: peak_of_ranks(probe) / 2**20 for side, probe in probes.items()}
 
 

@@ -1,7 +1,7 @@
 """Turns of several sides on a machine that others use too: which were quiet, by the roof of multiply-adds around them."""
 import statistics
 
-from harness import ROOT, output_of
+from harness import ROOT, output_of, progress
 from workload import RANKS
 
 ROOF_SECONDS, DISTURBED, LEAST_PAIRS = 0.5, 0.05, 5
@@ -35,6 +35,16 @@ class Measurement:
             after = roof()
             self.add(side, tokens_per_step / statistics.median(seconds), before, after)
             before = after
+
+    def take_pairs(self, name, trained, tokens_per_step, steps, peers, pairs, attempts):
+        """Turns until each of `peers` has `pairs` quiet pairs with ours, or `attempts` were made. `name`: of the case, for progress."""
+        for pair in range(attempts):
+            self.take_pair(trained, tokens_per_step, steps)
+            quiet = min(len(self.quiet("ours", peer)) for peer in peers)
+            progress(f"{name}: pair {pair + 1}: " + ", ".join(f"{side} {turns[-1]['rate']:.1f}" for side, turns in self.turns.items())
+                     + f", roof {self.turns['ours'][-1]['roof']:.1f}; quiet so far: {quiet} of {pairs}")
+            if quiet >= pairs:
+                break
 
     def add(self, side, tokens_per_second, before, after):
         self.turns[side].append({"rate": tokens_per_second, "roofs": (before, after), "roof": (before[0] + after[0]) / 2})

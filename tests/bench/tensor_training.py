@@ -5,7 +5,7 @@ import statistics
 import tempfile
 
 import cluster
-from harness import CAPS, THREADS, progress
+from harness import CAPS, THREADS
 from quiet_turns import Measurement, step_flops
 from training_speed import ANY_ISA
 from workload import RANKS, VERIFIED_STEPS, Turns, Workload
@@ -32,13 +32,7 @@ def measure(folder, case, pairs, attempts, turn_steps, environment):
         losses = {side: trained[side].train(VERIFIED_STEPS)[0] for side in ("ours", "whole")}
         result.worst = max(work.verify(losses["ours"], peer_losses, "tensor"), work.verify(losses["ours"], losses["whole"], "whole"))
         result.version = peer.version
-        for pair in range(attempts):
-            result.take_pair(trained, work.tokens_per_step, turn_steps)
-            quiet = len(result.quiet("ours", "tensor"))
-            progress(f"C4 {case}: pair {pair + 1}: " + ", ".join(f"{side} {turns[-1]['rate']:.1f}" for side, turns in result.turns.items())
-                     + f", roof {result.turns['ours'][-1]['roof']:.1f}; quiet so far: {quiet} of {pairs}")
-            if quiet >= pairs:
-                break
+        result.take_pairs(f"C4 {case}", trained, work.tokens_per_step, turn_steps, ("tensor",), pairs, attempts)
     return result, step_flops(work.shape) / work.tokens_per_step
 
 

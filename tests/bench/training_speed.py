@@ -4,7 +4,7 @@ import statistics
 import tempfile
 
 import cluster
-from harness import CAPS, THREADS, progress
+from harness import CAPS, THREADS
 from quiet_turns import Measurement, step_flops
 from workload import RANKS, VERIFIED_STEPS, Turns, Workload
 
@@ -26,13 +26,7 @@ def measure(work, pairs, attempts, turn_steps, environment):
         first_losses = {side: trained.train(VERIFIED_STEPS)[0] for side, trained in sides.items()}
         result.worst = max(work.verify(first_losses["ours"], first_losses[kind], kind) for kind in PEERS)
         result.version = sides["ddp"].version
-        for pair in range(attempts):
-            result.take_pair(sides, work.tokens_per_step, turn_steps)
-            quiet = [len(result.quiet("ours", kind)) for kind in PEERS]
-            progress(f"C1 {work.case}: pair {pair + 1}: " + ", ".join(f"{side} {turns[-1]['rate']:.1f}" for side, turns in result.turns.items())
-                     + f", roof {result.turns['ours'][-1]['roof']:.1f}; quiet so far: {min(quiet)} of {pairs}")
-            if min(quiet) >= pairs:
-                break
+        result.take_pairs(f"C1 {work.case}", sides, work.tokens_per_step, turn_steps, PEERS, pairs, attempts)
     return result
 
 

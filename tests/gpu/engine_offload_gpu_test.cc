@@ -483,7 +483,8 @@ std::vector<TracedStep> TraceUpdates(kernels::CudaGpu& gpu,
   return steps;
 }
 
-// All but the last chunk, in one of the traced steps at least: a busy host may be late with one.
+// All but the last chunk, in one of the traced steps at least: a busy host may be late with one,
+// and its clock and the device's are not known to agree to the microsecond.
 // The embedding's gradient is final when backward ends; the first layer's, whose reduce takes half
 // as long as the embedding's backward, is copied and updated beside that.
 TEST_F(GpuOffloadOverlap, OffloadOverlapPays) {
@@ -500,7 +501,7 @@ TEST_F(GpuOffloadOverlap, OffloadOverlapPays) {
     EXPECT_EQ(step.chunks, 20);  // a group each: a unit
     hidden = std::max(hidden, step.hidden);
   }
-  EXPECT_EQ(hidden, 19);
+  EXPECT_GE(hidden, 19);
   args.spec.optimizer.offload.overlap = false;
   for (const TracedStep& step : TraceUpdates(gpu(), args, 1)) {
     EXPECT_EQ(step.chunks, 20);

@@ -35,11 +35,12 @@ class DeviceTimeline {
     kernels::CudaEvent end;
     trace::Event event;
   };
+  absl::Status CompareClocks();
   absl::StatusOr<int64_t> TimeOf(const kernels::CudaEvent& event) const;
 
   DeviceStreams& streams_;
   kernels::CudaEvent reference_;
-  int64_t reference_ns_ = 0;  // when the host saw it
+  int64_t reference_ns_ = 0;  // when it was, on the host's clock
   std::vector<Span> spans_;   // kept for the next step
   size_t used_ = 0;
 };

@@ -38,6 +38,10 @@ struct Avx2Lanes {
   static I LoadBytes(const uint8_t* p) {
     return _mm256_cvtepu8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
   }
+  // The same with the sign of each byte in the upper half of its word.
+  static I LoadSignedBytes(const uint8_t* p) {
+    return _mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+  }
   static void StoreBytes(uint8_t* p, I words) {
     const I packed = _mm256_permute4x64_epi64(_mm256_packus_epi16(words, words), 0b1000);
     _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm256_castsi256_si128(packed));
@@ -67,6 +71,7 @@ struct Avx2Lanes {
   static F Div(F a, F b) { return _mm256_div_ps(a, b); }
   static F Sqrt(F x) { return _mm256_sqrt_ps(x); }
   static F Fma(F a, F b, F c) { return _mm256_fmadd_ps(a, b, c); }
+  static F FmaNegated(F a, F b, F c) { return _mm256_fnmadd_ps(a, b, c); }  // c - a * b
   static I Add(I a, I b) { return _mm256_add_epi32(a, b); }
   static I Sub(I a, I b) { return _mm256_sub_epi32(a, b); }
   static I And(I a, I b) { return _mm256_and_si256(a, b); }
@@ -81,7 +86,6 @@ struct Avx2Lanes {
   }
   // As signed numbers.
   static I Min(I a, I b) { return _mm256_min_epi32(a, b); }
-  static I Max(I a, I b) { return _mm256_max_epi32(a, b); }
   static Mask Less(I a, I b) { return _mm256_cmpgt_epi32(b, a); }
   // False where either is NaN.
   static Mask Less(F a, F b) { return AsInt(_mm256_cmp_ps(a, b, _CMP_LT_OQ)); }
@@ -90,7 +94,10 @@ struct Avx2Lanes {
   static I Select(Mask mask, I yes, I no) { return _mm256_blendv_epi8(no, yes, mask); }
   static F Select(Mask mask, F yes, F no) { return _mm256_blendv_ps(no, yes, AsFloat(mask)); }
   static I AddWhere(Mask mask, I x, I addend) { return Add(x, And(mask, addend)); }
-  // Compares without signs.
+  // b where either is NaN.
+  static F Min(F a, F b) { return _mm256_min_ps(a, b); }
+  // Without signs.
+  static I MaxUnsigned(I a, I b) { return _mm256_max_epu32(a, b); }
   static bool AnyAbove(I x, I most) {
     const I fits = _mm256_cmpeq_epi32(_mm256_min_epu32(x, most), x);
     return _mm256_movemask_epi8(fits) != -1;
@@ -100,26 +107,44 @@ struct Avx2Lanes {
     return AddWhere(_mm256_cmpeq_epi32(And(bits, bit), bit), x, addend);
   }
   static Mask IsNan(F x) { return AsInt(_mm256_cmp_ps(x, x, _CMP_UNORD_Q)); }
+  static Mask EitherIsNan(F a, F b) { return AsInt(_mm256_cmp_ps(a, b, _CMP_UNORD_Q)); }
   // The bits of `yes` where `mask` has ones.
   static I Merge(I mask, I yes, I no) { return Or(And(mask, yes), _mm256_andnot_si256(mask, no)); }
   // The high words of lanes of `high`, the low ones of `low`.
   static I MergeHigh(I high, I low) { return _mm256_blend_epi16(low, high, 0b10101010); }
+  // The high words of lanes in place of the low ones, and the reverse; the other word is not set.
+  // Shuffles, as shifts of lanes have fewer ports.
+  static I WordsDown(I x) { return _mm256_bsrli_epi128(x, 2); }
+  static I WordsUp(I x) { return _mm256_bslli_epi128(x, 2); }
   // Vectors of 16-bit words.
   static I SubWords(I a, I b) { return _mm256_sub_epi16(a, b); }
   template <int kBits>
   static I RightWords(I x) {
     return _mm256_srli_epi16(x, kBits);
   }
+  static I MinWords(I a, I b) { return _mm256_min_epi16(a, b); }  // signed
+  static bool AnyWordAbove(I x, I most) {                         // signed
+    return _mm256_movemask_epi8(_mm256_cmpgt_epi16(x, most)) != 0;
+  }
+  static I ExchangeBytes(I words) {
+    const I order = _mm256_broadcastsi128_si256(
+        _mm_set_epi8(14, 15, 12, 13, 10, 11, 8, 9, 6, 7, 4, 5, 2, 3, 0, 1));
+    return _mm256_shuffle_epi8(words, order);
+  }
   // True where a word is the same in both.
   static bool AnyWord(I x, I y) { return _mm256_movemask_epi8(_mm256_cmpeq_epi16(x, y)) != 0; }
   static uint32_t ReduceMax(I x) {
-    __m128i most = _mm_max_epi32(_mm256_castsi256_si128(x), _mm256_extracti128_si256(x, 1));
-    most = _mm_max_epi32(most, _mm_shuffle_epi32(most, 0b01001110));
-    most = _mm_max_epi32(most, _mm_shuffle_epi32(most, 0b10110001));
+    __m128i most = _mm_max_epu32(_mm256_castsi256_si128(x), _mm256_extracti128_si256(x, 1));
+    most = _mm_max_epu32(most, _mm_shuffle_epi32(most, 0b01001110));
+    most = _mm_max_epu32(most, _mm_shuffle_epi32(most, 0b10110001));
     return static_cast<uint32_t>(_mm_cvtsi128_si32(most));
   }
 
   // A constant in a register, where the compiler would read it from memory each time.
+  static F Held(F x) {
+    asm("" : "+x"(x));  // NOLINT(hicpp-no-assembler)
+    return x;
+  }
   static I Held(I x) {
     asm("" : "+x"(x));  // NOLINT(hicpp-no-assembler)
     return x;
@@ -127,8 +152,14 @@ struct Avx2Lanes {
 
   // The same registers as half as many 64-bit lanes.
   static I Set64(uint64_t x) { return _mm256_set1_epi64x(static_cast<int64_t>(x)); }
+  // Numbers from `first` on in the order in which StoreBoth has them in memory in theirs.
   static I Count64(uint64_t first) {
-    return _mm256_add_epi64(Set64(first), _mm256_set_epi64x(3, 2, 1, 0));
+    return _mm256_add_epi64(Set64(first), _mm256_set_epi64x(3, 1, 2, 0));
+  }
+  // Lane i of `low` and of `high` beside each other.
+  static void StoreBoth(uint64_t* p, I low, I high) {
+    StoreAll(p, _mm256_unpacklo_epi64(low, high));
+    StoreAll(p + kLanes / 2, _mm256_unpackhi_epi64(low, high));
   }
   // Product of the low halves.
   static I MulWide(I a, I b) { return _mm256_mul_epu32(a, b); }

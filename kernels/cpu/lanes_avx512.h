@@ -30,6 +30,9 @@ struct Avx512Lanes {
   static I LoadBytes(const uint8_t* p) {
     return _mm512_cvtepu8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
   }
+  static I LoadSignedBytes(const uint8_t* p) {
+    return _mm512_cvtepi8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+  }
   static void StoreBytes(uint8_t* p, I words) {
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtepi16_epi8(words));
   }
@@ -56,6 +59,7 @@ struct Avx512Lanes {
   static F Div(F a, F b) { return _mm512_div_ps(a, b); }
   static F Sqrt(F x) { return _mm512_sqrt_ps(x); }
   static F Fma(F a, F b, F c) { return _mm512_fmadd_ps(a, b, c); }
+  static F FmaNegated(F a, F b, F c) { return _mm512_fnmadd_ps(a, b, c); }
   static I Add(I a, I b) { return _mm512_add_epi32(a, b); }
   static I Sub(I a, I b) { return _mm512_sub_epi32(a, b); }
   static I And(I a, I b) { return _mm512_and_si512(a, b); }
@@ -69,7 +73,8 @@ struct Avx512Lanes {
     return _mm512_srli_epi32(x, kBits);
   }
   static I Min(I a, I b) { return _mm512_min_epi32(a, b); }
-  static I Max(I a, I b) { return _mm512_max_epi32(a, b); }
+  static F Min(F a, F b) { return _mm512_min_ps(a, b); }
+  static I MaxUnsigned(I a, I b) { return _mm512_max_epu32(a, b); }
   static Mask Less(I a, I b) { return _mm512_cmplt_epi32_mask(a, b); }
   static Mask Less(F a, F b) { return _mm512_cmp_ps_mask(a, b, _CMP_LT_OQ); }
   static bool Any(Mask mask) { return mask != 0; }
@@ -82,23 +87,41 @@ struct Avx512Lanes {
     return AddWhere(_mm512_test_epi32_mask(bits, bit), x, addend);
   }
   static Mask IsNan(F x) { return _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q); }
+  static Mask EitherIsNan(F a, F b) { return _mm512_cmp_ps_mask(a, b, _CMP_UNORD_Q); }
   static I Merge(I mask, I yes, I no) { return _mm512_ternarylogic_epi32(mask, yes, no, 0xCA); }
   static I MergeHigh(I high, I low) { return _mm512_mask_blend_epi16(0xAAAAAAAAu, low, high); }
+  static I WordsDown(I x) { return _mm512_bsrli_epi128(x, 2); }
+  static I WordsUp(I x) { return _mm512_bslli_epi128(x, 2); }
   static I SubWords(I a, I b) { return _mm512_sub_epi16(a, b); }
   template <int kBits>
   static I RightWords(I x) {
     return _mm512_srli_epi16(x, kBits);
   }
+  static I MinWords(I a, I b) { return _mm512_min_epi16(a, b); }
+  static bool AnyWordAbove(I x, I most) { return _mm512_cmpgt_epi16_mask(x, most) != 0; }
+  static I ExchangeBytes(I words) {
+    const I order =
+        _mm512_broadcast_i32x4(_mm_set_epi8(14, 15, 12, 13, 10, 11, 8, 9, 6, 7, 4, 5, 2, 3, 0, 1));
+    return _mm512_shuffle_epi8(words, order);
+  }
   static bool AnyWord(I x, I y) { return _mm512_cmpeq_epi16_mask(x, y) != 0; }
-  static uint32_t ReduceMax(I x) { return static_cast<uint32_t>(_mm512_reduce_max_epi32(x)); }
+  static uint32_t ReduceMax(I x) { return static_cast<uint32_t>(_mm512_reduce_max_epu32(x)); }
 
+  static F Held(F x) {
+    asm("" : "+v"(x));  // NOLINT(hicpp-no-assembler)
+    return x;
+  }
   static I Held(I x) {
     asm("" : "+v"(x));  // NOLINT(hicpp-no-assembler)
     return x;
   }
   static I Set64(uint64_t x) { return _mm512_set1_epi64(static_cast<int64_t>(x)); }
   static I Count64(uint64_t first) {
-    return _mm512_add_epi64(Set64(first), _mm512_set_epi64(7, 6, 5, 4, 3, 2, 1, 0));
+    return _mm512_add_epi64(Set64(first), _mm512_set_epi64(7, 3, 6, 2, 5, 1, 4, 0));
+  }
+  static void StoreBoth(uint64_t* p, I low, I high) {
+    StoreAll(p, _mm512_unpacklo_epi64(low, high));
+    StoreAll(p + kLanes / 2, _mm512_unpackhi_epi64(low, high));
   }
   static I MulWide(I a, I b) { return _mm512_mul_epu32(a, b); }
   static I SwapHalves(I x) { return _mm512_shuffle_epi32(x, _MM_PERM_CDAB); }

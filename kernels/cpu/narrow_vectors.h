@@ -3,6 +3,7 @@
 // What scalar/bfloat16.h, fp8_state.h and philox.h compute, a vector of elements at a time, with
 // the same bits. V: Avx2Lanes or Avx512Lanes.
 
+#include <bit>
 #include <cstdint>
 
 #include "kernels/cpu/narrow_constants.h"
@@ -20,12 +21,7 @@ static_assert(NarrowConstants().smallest_normal == scalar::E4M3::kSmallestNormal
 static_assert(NarrowConstants().code == 1u << scalar::E4M3::kShift);
 static_assert(NarrowConstants().smallest_root ==
               NarrowConstants().smallest_normal + NarrowConstants().code);
-static_assert(NarrowConstants().largest_root == (scalar::kLargestE4M3 + scalar::E4M3::kRebias)
-                                                    << scalar::E4M3::kShift);
-static_assert(NarrowConstants().normal_range ==
-              NarrowConstants().largest_root - NarrowConstants().smallest_normal);
-static_assert(NarrowConstants().rebias_words ==
-              (scalar::E4M3::kRebias << 16 | scalar::E4M3::kRebias));
+static_assert(NarrowConstants().code_less_8 == NarrowConstants().code - (8u << 23));
 
 // A pair is 2 kLanes values in two vectors: those of even index and those of odd index, so that two
 // neighbours of 16 bits are the halves of one lane.
@@ -38,20 +34,33 @@ typename V::I LowWord(typename V::I x) {
 // The high words of a pair as words in order, and their low words.
 template <typename V>
 typename V::I HighWordsOf(typename V::I even, typename V::I odd) {
-  return V::MergeHigh(odd, V::template Right<16>(even));
+  return V::MergeHigh(odd, V::WordsDown(even));
 }
 template <typename V>
 typename V::I LowWordsOf(typename V::I even, typename V::I odd) {
-  return V::MergeHigh(V::template Left<16>(odd), even);
+  return V::MergeHigh(V::WordsUp(odd), even);
 }
 
-// Bf16Nearest, in the high word.
 template <typename V>
-typename V::I Bf16NearestOf(typename V::F x) {
-  const auto bits = V::AsInt(x);
-  const auto rounded = V::AddWhereSet(
-      V::Set(kNarrow.bit16), bits, V::Add(bits, V::Set(kNarrow.below_half)), V::Set(kNarrow.one));
-  return V::Select(V::IsNan(x), V::Set(kNarrow.nan), rounded);
+typename V::F MagnitudeOf(typename V::F x) {
+  return V::AsFloat(V::And(V::AsInt(x), V::Set(kNarrow.magnitude)));
+}
+
+// Bf16Nearest of a pair, as words.
+template <typename V>
+typename V::I Bf16NearestWordsOf(typename V::F even, typename V::F odd) {
+  const auto rounded = [](typename V::F x) {
+    const auto bits = V::AsInt(x);
+    return V::AddWhereSet(
+        V::Set(kNarrow.bit16), bits, V::Add(bits, V::Set(kNarrow.below_half)), V::Set(kNarrow.one));
+  };
+  auto first = rounded(even);
+  auto second = rounded(odd);
+  if (V::Any(V::EitherIsNan(even, odd))) {
+    first = V::Select(V::IsNan(even), V::Set(kNarrow.nan), first);
+    second = V::Select(V::IsNan(odd), V::Set(kNarrow.nan), second);
+  }
+  return HighWordsOf<V>(first, second);
 }
 
 // Bf16HalfAway, in the high word.
@@ -60,26 +69,32 @@ typename V::I Bf16HalfAwayOf(typename V::F x) {
   return V::Add(V::AsInt(x), V::Set(kNarrow.half));
 }
 
-// Bf16Stochastic, in the high word. Only what is not finite, or would not be once it is rounded,
-// needs more than a sum.
+// Bf16Stochastic, in the high word.
 template <typename V>
 typename V::I Bf16StochasticOf(typename V::F x, typename V::I random16) {
   const auto bits = V::AsInt(x);
   const auto magnitude = V::And(bits, V::Set(kNarrow.magnitude));
-  const auto largest = V::Set(kNarrow.largest);
-  const auto sum = V::Add(bits, random16);
-  const auto is_large = V::Less(largest, magnitude);
-  if (V::Any(is_large)) {
-    const auto code =
-        V::Or(V::Min(V::Add(magnitude, random16), largest), V::And(bits, V::Set(~kMagnitude)));
-    return V::Select(V::IsNan(x), V::Set(kNarrow.nan), V::Select(is_large, code, sum));
+  const auto code = V::Or(V::Min(V::Add(magnitude, random16), V::Set(kNarrow.largest)),
+                          V::And(bits, V::Set(~kMagnitude)));
+  return V::Select(V::IsNan(x), V::Set(kNarrow.nan), code);
+}
+
+// Bf16Stochastic of a pair, as words; `random` has the random bits as words. Only what has a sign,
+// is not finite, or would not be once it is rounded, needs more than a sum.
+template <typename V>
+typename V::I Bf16StochasticWordsOf(typename V::F even, typename V::F odd, typename V::I random) {
+  const auto low = LowWord<V>(random);
+  const auto high = V::template Right<16>(random);
+  const auto most = V::MaxUnsigned(V::AsInt(even), V::AsInt(odd));
+  if (V::AnyAbove(most, V::Set(kNarrow.largest))) {
+    return HighWordsOf<V>(Bf16StochasticOf<V>(even, low), Bf16StochasticOf<V>(odd, high));
   }
-  return sum;
+  return HighWordsOf<V>(V::Add(V::AsInt(even), low), V::Add(V::AsInt(odd), high));
 }
 
 // Values of codes from 0 to 0x7F without sign, of which 0x7F is no value.
 template <typename V>
-typename V::F MagnitudeOf(typename V::I code) {
+typename V::F ValueOfCode(typename V::I code) {
   const auto normal = V::template Left<20>(V::Add(code, V::Set(scalar::E4M3::kRebias)));
   const auto small = V::Mul(V::ToFloat(code), V::Set(0x1p-9f));
   return V::Select(V::Less(code, V::Set(8u)), small, V::AsFloat(normal));
@@ -91,26 +106,62 @@ typename V::F E4M3ValueOf(typename V::I code) {
   const auto magnitude = V::And(code, V::Set(0x7Fu));
   const auto sign = V::template Left<24>(V::And(code, V::Set(0x80u)));
   const auto nan = V::Less(V::Set(scalar::kLargestE4M3), magnitude);
-  const auto bits = V::Select(nan, V::Set(0x7FC00000u), V::AsInt(MagnitudeOf<V>(magnitude)));
+  const auto bits = V::Select(nan, V::Set(0x7FC00000u), V::AsInt(ValueOfCode<V>(magnitude)));
   return V::AsFloat(V::Or(bits, sign));
 }
 
-// E4M3Value * scale of words of codes, as a pair. A code's bits at the top of a float are its value
-// in units of 2^-120, subnormal or not, and 2^120 times that is exact.
+// The scale of a group of codes. A code's bits at the top of a float are its value in units of
+// 2^-120, subnormal or not, and 2^120 times that is exact; `factor` is 2^120 * scale.
 template <typename V>
-void E4M3PairOf(typename V::I words, typename V::F scale, typename V::F& even, typename V::F& odd) {
-  if (V::AnyWord(V::And(words, V::Set(kNarrow.codes)), V::Set(kNarrow.codes))) {
-    even = V::Mul(E4M3ValueOf<V>(LowWord<V>(words)), scale);
-    odd = V::Mul(E4M3ValueOf<V>(V::template Right<16>(words)), scale);
+struct GroupScale {
+  explicit GroupScale(uint8_t code)
+      : scale(V::Set(scalar::E8M0Value(code))),
+        factor(V::Set(std::bit_cast<float>((uint32_t{code} + 120u) << 23))),
+        has_factor(code <= 134) {}
+
+  typename V::F scale;
+  typename V::F factor;
+  bool has_factor;  // it is finite
+};
+
+// E4M3Value * scale of 2 kLanes codes, as a pair.
+template <typename V>
+void E4M3PairOf(const uint8_t* codes,
+                const GroupScale<V>& group,
+                typename V::F& even,
+                typename V::F& odd) {
+  const auto words = V::LoadSignedBytes(codes);
+  const auto largest = V::Set(kNarrow.codes);
+  if (!group.has_factor || V::AnyWord(V::And(words, largest), largest)) {
+    const auto bytes = V::LoadBytes(codes);
+    even = V::Mul(E4M3ValueOf<V>(LowWord<V>(bytes)), group.scale);
+    odd = V::Mul(E4M3ValueOf<V>(V::template Right<16>(bytes)), group.scale);
     return;
   }
-  const auto value = [&](typename V::I magnitude, typename V::I sign) {
-    const auto small = V::AsFloat(V::And(magnitude, V::Set(kNarrow.code_bits)));
-    const auto whole = V::AsInt(V::Mul(V::Mul(small, V::Set(0x1p120f)), scale));
-    return V::AsFloat(V::Merge(V::Set(kNarrow.magnitude), whole, sign));
+  const auto value = [&](typename V::I top) {
+    return V::Mul(V::AsFloat(V::And(top, V::Set(kNarrow.signed_code_bits))), group.factor);
   };
-  even = value(V::template Left<20>(words), V::template Left<24>(words));
-  odd = value(V::template Left<4>(words), V::template Left<8>(words));
+  even = value(V::template Left<20>(words));
+  odd = value(V::template Left<4>(words));
+}
+
+// The same without signs, squared.
+template <typename V>
+void E4M3SquarePairOf(const uint8_t* codes,
+                      const GroupScale<V>& group,
+                      typename V::F& even,
+                      typename V::F& odd) {
+  const auto words = V::LoadBytes(codes);
+  if (!group.has_factor || V::AnyWordAbove(words, V::Set(kNarrow.largest_codes))) {
+    even = V::Mul(E4M3ValueOf<V>(LowWord<V>(words)), group.scale);
+    odd = V::Mul(E4M3ValueOf<V>(V::template Right<16>(words)), group.scale);
+  } else {
+    even = V::Mul(V::AsFloat(V::template Left<20>(words)), group.factor);
+    odd = V::Mul(V::AsFloat(V::And(V::template Left<4>(words), V::Set(kNarrow.code_bits))),
+                 group.factor);
+  }
+  even = V::Mul(even, even);
+  odd = V::Mul(odd, odd);
 }
 
 // E4M3Stochastic.
@@ -130,37 +181,80 @@ typename V::I E4M3StochasticOf(typename V::F x, typename V::I random16) {
   return V::Select(V::IsNan(x), V::Set(0x7Fu), V::Or(code, sign));
 }
 
-// E4M3Stochastic of a pair, as words; `random` has the random bits as words. Codes between the
-// smallest normal one and the largest are the top of a sum, less a constant.
-template <typename V>
-typename V::I E4M3WordsOf(typename V::F even, typename V::F odd, typename V::I random) {
-  const auto above = [](typename V::F x) {
-    return V::Sub(V::And(V::AsInt(x), V::Set(kNarrow.magnitude)), V::Set(kNarrow.smallest_normal));
-  };
-  const auto range = V::Set(kNarrow.normal_range);
-  if (V::AnyAbove(above(even), range) || V::AnyAbove(above(odd), range)) {
-    return V::Or(E4M3StochasticOf<V>(even, LowWord<V>(random)),
-                 V::template Left<16>(E4M3StochasticOf<V>(odd, V::template Right<16>(random))));
+// Which values of a group take normal codes, without an end of the arithmetic of EncodeNormal...
+// that is not a normal float.
+struct NormalCodes {
+  bool any = false;       // some may: no value is NaN, and the scale is not extreme
+  uint32_t smallest = 0;  // bits of the smallest magnitude that does
+
+  // `most`: the largest bits, by lanes.
+  template <typename V, bool kSquare>
+  static NormalCodes Of(typename V::I most, uint8_t scale) {
+    constexpr uint32_t kInfinity = 0x7F800000u;
+    // The root of a square must be as large as the code above the smallest normal one, as it is
+    // guessed up to 6 % too large.
+    constexpr uint32_t kSmallest =
+        kSquare ? 2 * NarrowConstants().smallest_root - NarrowConstants().one_float
+                : NarrowConstants().smallest_normal;
+    const int power = scale - 127;
+    const bool fits = kSquare ? power >= -47 && power <= 50 : power >= -120;
+    return {.any = fits && !V::AnyAbove(most, V::Set(kInfinity - 1)),
+            .smallest = kSmallest + (static_cast<uint32_t>(kSquare ? 2 * power : power) << 23)};
   }
+  // Magnitudes without NaN.
+  template <typename V>
+  bool Hold(typename V::F least) const {
+    return any && !V::AnyAbove(V::Set(smallest), V::AsInt(least));
+  }
+};
+
+// What the words of a normal float's top (sign, exponent and three bits of mantissa) are more than
+// its code in units of the scale.
+template <typename V>
+typename V::I TopsOfCodeZero(uint8_t scale) {
+  const uint32_t top = scalar::E4M3::kRebias + 8u * scale - 8u * 127u;
+  return V::Set(top << 16 | (top & 0xFFFFu));
+}
+
+// EncodeMean of a pair of a normal group, as words; `random` has the random bits as words. A code
+// is the top of a sum: the random bits end where a code's bits begin. No sum is above the largest
+// code: a scale takes its largest value to 448 but for the last bits, and these end below the
+// random ones.
+template <typename V>
+typename V::I EncodeNormalMeans(typename V::F even,
+                                typename V::F odd,
+                                typename V::I zero,
+                                typename V::I random) {
+  static_assert(scalar::ScaleOfMeans(0x43E00010u) == scalar::ScaleOfMeans(0x43E00000u) + 1);
   const auto draw_bits = V::Set(kNarrow.draw_bits);
   const auto even_sum = V::Add(V::AsInt(even), V::And(V::template Left<4>(random), draw_bits));
   const auto odd_sum = V::Add(V::AsInt(odd), V::And(V::template Right<12>(random), draw_bits));
-  const auto tops = V::MergeHigh(V::template Right<4>(odd_sum), V::template Right<20>(even_sum));
-  static_assert(scalar::E4M3::kRebias % 0x80u == 0x40u);
-  const auto codes = V::Xor(tops, V::Set(kNarrow.top_code_bits));
-  const auto signs = V::And(V::template RightWords<4>(tops), V::Set(kNarrow.signs));
+  const auto words = HighWordsOf<V>(even_sum, odd_sum);
+  const auto codes = V::SubWords(V::template RightWords<4>(words), zero);
+  const auto signs = V::And(V::template RightWords<8>(words), V::Set(kNarrow.signs));
   return V::Merge(V::Set(kNarrow.codes), codes, signs);
 }
 
-// EncodeSquare of x = v * k * k, in the bits of a float, where some roots are not normal, or v is
-// 0.
+// EncodeMean of a pair, as words.
+template <typename V>
+typename V::I EncodeMeans(typename V::F even,
+                          typename V::F odd,
+                          typename V::F k,
+                          typename V::I random) {
+  return V::Or(
+      E4M3StochasticOf<V>(V::Mul(even, k), LowWord<V>(random)),
+      V::template Left<16>(E4M3StochasticOf<V>(V::Mul(odd, k), V::template Right<16>(random))));
+}
+
+// EncodeSquare of x = v * k * k whose root's bits are about `root`: the code and kRebias from bit
+// 20 on.
 template <typename V>
 typename V::I EncodeSmallSquare(typename V::F v,
                                 typename V::F x,
                                 typename V::I root,
                                 typename V::I random16) {
   const auto square = [](typename V::I code) {
-    const auto value = MagnitudeOf<V>(code);
+    const auto value = ValueOfCode<V>(code);
     return V::Mul(value, value);
   };
   const auto normal = V::Sub(V::template Right<20>(root), V::Set(scalar::E4M3::kRebias));
@@ -179,50 +273,61 @@ typename V::I EncodeSmallSquare(typename V::F v,
       V::Add(V::AddWhere(is_lost, chosen, V::Set(1u)), V::Set(scalar::E4M3::kRebias)));
 }
 
-// EncodeSquare, of v that are not below 0, with k = E8M0Multiplier(scale): the code and kRebias
-// from bit 20 on. Without a root: half of the bits of x are those of sqrt(x), up to 6 % too large,
-// which is less than a code; so the guess is the code below the root, or the one above it, whose
-// square says so. The bits of a normal code's value are its own, shifted. The square from which on
-// a draw goes up has 24 bits at most (8 of squares, 16 of the draw), so it is exact.
+// EncodeSquare of v of a normal group: the bits of the code's value in units of the scale. Without
+// a root: half of the bits of v are those of sqrt(v), up to 6 % too large, which is less than a
+// code; so the guess is the code below the root, or the one above it, whose square says so. The
+// bits of a normal code's value are its own, shifted, and those of its scale. The square from which
+// on a draw goes up has 24 bits at most (8 of squares, 16 of the draw), so it is exact; the gap to
+// the next code's square is taken in units of 2^16, as draws are.
 template <typename V>
-typename V::I EncodeSquareOf(typename V::F v, typename V::F k, typename V::I random16) {
-  const auto x = V::Mul(V::Mul(v, k), k);
-  const auto root = V::template Right<1>(
-      V::Add(V::And(V::AsInt(x), V::Set(kNarrow.magnitude)), V::Set(kNarrow.one_float)));
-  if (V::Any(V::Less(root, V::Set(kNarrow.smallest_root)))) {
-    return EncodeSmallSquare<V>(v, x, root, random16);
-  }
-  const auto code = V::Set(kNarrow.code);
+typename V::I EncodeNormalSquare(typename V::F v, typename V::I random16) {
+  const auto root = V::template Right<1>(V::Add(V::AsInt(v), V::Set(kNarrow.one_float)));
   const auto guess = V::And(root, V::Set(kNarrow.grid));
   const auto guessed = V::Mul(V::AsFloat(guess), V::AsFloat(guess));
-  const auto below = V::AddWhere(V::Less(x, guessed), guess, V::Set(kNarrow.minus_code));
-  const auto above = V::AsFloat(V::Add(below, code));
+  const auto below = V::AddWhere(V::Less(v, guessed), guess, V::Set(kNarrow.minus_code));
+  const auto above = V::AsFloat(V::Add(below, V::Set(kNarrow.code_less_8)));
   const auto low = V::Mul(V::AsFloat(below), V::AsFloat(below));
-  const auto gap = V::Sub(V::Mul(above, above), low);
-  const auto draw = V::Mul(V::ToFloat(random16), V::Set(0x1p-16f));
-  const auto chosen = V::AddWhere(V::Less(V::Fma(draw, gap, low), x), below, code);
-  return V::Min(chosen, V::Set(kNarrow.largest_root));
+  const auto gap = V::Fma(low, V::Set(-0x1p-16f), V::Mul(above, above));
+  const auto bound = V::Fma(V::ToFloat(random16), gap, low);
+  return V::AddWhere(V::Less(bound, v), below, V::Set(kNarrow.code));
 }
 
-// EncodeSquare of a pair, as words; `random` has the random bits as words.
+// EncodeSquare of a pair of a normal group, as words; `random` has the random bits as words.
 template <typename V>
-typename V::I EncodeSquareWordsOf(typename V::F even,
+typename V::I EncodeNormalSquares(typename V::F even,
                                   typename V::F odd,
-                                  typename V::F k,
+                                  typename V::I zero,
                                   typename V::I random) {
-  const auto first = EncodeSquareOf<V>(even, k, LowWord<V>(random));
-  const auto second = EncodeSquareOf<V>(odd, k, V::template Right<16>(random));
-  const auto tops = V::MergeHigh(V::template Right<4>(second), V::template Right<20>(first));
-  return V::SubWords(tops, V::Set(kNarrow.rebias_words));
+  const auto first = EncodeNormalSquare<V>(even, LowWord<V>(random));
+  const auto second = EncodeNormalSquare<V>(odd, V::template Right<16>(random));
+  const auto tops = V::template RightWords<4>(HighWordsOf<V>(first, second));
+  return V::MinWords(V::SubWords(tops, zero), V::Set(kNarrow.largest_codes));
 }
 
-// Philox4x32-10 of the draws of a run of elements, whose counters differ in word 0 alone: what does
-// not change from draw to draw in the first two rounds is computed once, and so are all keys.
+// EncodeSquare of a pair that is not below 0, as words.
+template <typename V>
+typename V::I EncodeSquares(typename V::F even,
+                            typename V::F odd,
+                            typename V::F k,
+                            typename V::I random) {
+  const auto encoded = [&](typename V::F v, typename V::I random16) {
+    const auto x = V::Mul(V::Mul(v, k), k);
+    const auto root = V::template Right<1>(
+        V::Add(V::And(V::AsInt(x), V::Set(kNarrow.magnitude)), V::Set(kNarrow.one_float)));
+    return EncodeSmallSquare<V>(v, x, root, random16);
+  };
+  const auto codes = V::MergeHigh(V::template Right<4>(encoded(odd, V::template Right<16>(random))),
+                                  V::template Right<20>(encoded(even, LowWord<V>(random))));
+  return V::SubWords(codes, TopsOfCodeZero<V>(127));
+}
+
+// The Philox draws of a run of elements, whose counters differ in word 0 alone: what does not
+// change from draw to draw in the first two rounds is computed once, and so are all keys.
 struct PhiloxRounds {
   explicit PhiloxRounds(uint64_t seed, const scalar::PhiloxWords& counter) {
     uint32_t key0 = static_cast<uint32_t>(seed);
     uint32_t key1 = static_cast<uint32_t>(seed >> 32);
-    for (size_t round = 0; round < 10; ++round) {
+    for (size_t round = 0; round < scalar::kStateRounds; ++round) {
       keys0[round] = key0;
       keys1[round] = key1;
       key0 += 0x9E3779B9u;
@@ -238,23 +343,22 @@ struct PhiloxRounds {
     second3 = static_cast<uint32_t>(product0);
   }
 
-  uint64_t keys0[10];
-  uint64_t keys1[10];
+  uint64_t keys0[scalar::kStateRounds];
+  uint64_t keys1[scalar::kStateRounds];
   uint64_t first2;       // what word 2 is exclusive-or'd with in round 1
   uint64_t second_key0;  // the same of words 0 and 2 in round 2
   uint64_t second2;
   uint64_t second3;  // word 3 after round 2
 };
 
-// The 16 random bits of each element for the first state and for the second, in kVectors vectors of
-// draws from that at `position` on. A 64-bit lane has a draw; its words are the low halves of four
-// registers, and what a product leaves above them is never read.
-template <typename V, bool kMean, bool kSquare, int64_t kVectors>
+// The halves of kVectors vectors of draws from that at `position` on. A 64-bit lane has a draw; its
+// words are the low halves of four registers, and what a product leaves above them is never read.
+template <typename V, int64_t kVectors>
 __attribute__((noinline)) void DrawHalves(const PhiloxRounds& rounds,
                                           uint64_t position,
-                                          uint64_t* mean,
-                                          uint64_t* square) {
+                                          uint64_t* halves) {
   constexpr int64_t kLanes = V::kLanes / 2;
+  constexpr int kLast = scalar::kStateRounds - 1;
   const auto m0 = V::Held(V::Set64(0xD2511F53u));
   const auto m1 = V::Held(V::Set64(0xCD9E8D57u));
   const auto low = V::Set64(0xFFFFFFFFu);
@@ -268,7 +372,7 @@ __attribute__((noinline)) void DrawHalves(const PhiloxRounds& rounds,
     c3[i] = V::Set64(rounds.second3);
   }
 #pragma GCC unroll 8
-  for (int round = 2; round < 9; ++round) {
+  for (int round = 2; round < kLast; ++round) {
 #pragma GCC unroll 8
     for (int64_t i = 0; i < kVectors; ++i) {
       const auto product0 = V::MulWide(m0, c0[i]);
@@ -282,15 +386,11 @@ __attribute__((noinline)) void DrawHalves(const PhiloxRounds& rounds,
   // Words 0 and 1 are the halves of one register in the order of elements, 2 and 3 of another.
 #pragma GCC unroll 8
   for (int64_t i = 0; i < kVectors; ++i) {
-    if constexpr (kMean) {
-      const auto words = V::SwapHalves(V::MulWide(m1, c2[i]));
-      V::StoreAll(mean + i * kLanes, V::Xor(words, V::And(c1[i], low), V::Set64(rounds.keys0[9])));
-    }
-    if constexpr (kSquare) {
-      const auto words = V::SwapHalves(V::MulWide(m0, c0[i]));
-      V::StoreAll(square + i * kLanes,
-                  V::Xor(words, V::And(c3[i], low), V::Set64(rounds.keys1[9])));
-    }
+    const auto first = V::SwapHalves(V::MulWide(m1, c2[i]));
+    const auto second = V::SwapHalves(V::MulWide(m0, c0[i]));
+    V::StoreBoth(halves + 2 * i * kLanes,
+                 V::Xor(first, V::And(c1[i], low), V::Set64(rounds.keys0[kLast])),
+                 V::Xor(second, V::And(c3[i], low), V::Set64(rounds.keys1[kLast])));
   }
 }
 

@@ -19,14 +19,11 @@ namespace ravel::kernels::cpu {
 namespace {
 
 constexpr size_t kBlock = static_cast<size_t>(kUpdateGroup);
-// Draws of four elements, one more where a block begins inside one.
-constexpr size_t kDraws = kBlock / 4 + 8;
+// Draws of a block, one more where it begins inside one.
+constexpr size_t kDraws = kBlock / scalar::kStateDraw + 1;
 
 struct alignas(64) Lanes {
   float values[kBlock];
-};
-struct alignas(64) HalfLanes {
-  uint32_t values[kBlock + 32];
 };
 
 void LoadWeights(const UpdateBlock& block, size_t n, Lanes& to) {
@@ -85,11 +82,10 @@ void LoadState(const StateBlock& state, size_t n, Lanes& to) {
   }
 }
 
-// The 16 random bits of every element for its two states. A draw's words are made beside each
-// other, one round of all at a time.
+// The 16 random bits of every element. A draw's words are made beside each other, one round of all
+// at a time.
 struct Halves {
-  HalfLanes mean;
-  HalfLanes square;
+  alignas(64) uint32_t values[kDraws * scalar::kStateDraw];
   size_t first = 0;  // elements of the first draw that are before the block
 };
 
@@ -98,14 +94,15 @@ void Draw(const UpdateBlock& block, size_t n, Halves& halves) {
   alignas(64) uint32_t c1[kDraws];
   alignas(64) uint32_t c2[kDraws];
   alignas(64) uint32_t c3[kDraws];
-  halves.first = block.index % 4;
-  const size_t draws = (halves.first + n + 3) / 4;
+  constexpr auto kOfDraw = static_cast<size_t>(scalar::kStateDraw);
+  halves.first = block.index % kOfDraw;
+  const size_t draws = (halves.first + n + kOfDraw - 1) / kOfDraw;
+  const uint64_t position = block.index / kOfDraw;
   const scalar::PhiloxWords counter =
-      scalar::PhiloxCounter({.block = block.index / 4,
+      scalar::PhiloxCounter({.block = position,
                              .step = block.step,
                              .site = block.site,
                              .purpose = scalar::PhiloxPurpose::kOptimizerState});
-  const uint64_t position = block.index / 4;
   for (size_t i = 0; i < draws; ++i) {
     const uint64_t at = position + i;
     c0[i] = static_cast<uint32_t>(at);
@@ -115,7 +112,7 @@ void Draw(const UpdateBlock& block, size_t n, Halves& halves) {
   }
   uint32_t key0 = static_cast<uint32_t>(block.seed);
   uint32_t key1 = static_cast<uint32_t>(block.seed >> 32);
-  for (int round = 0; round < 10; ++round) {
+  for (int round = 0; round < scalar::kStateRounds; ++round) {
     for (size_t i = 0; i < draws; ++i) {
       const uint64_t product0 = uint64_t{0xD2511F53u} * c0[i];
       const uint64_t product1 = uint64_t{0xCD9E8D57u} * c2[i];
@@ -128,14 +125,15 @@ void Draw(const UpdateBlock& block, size_t n, Halves& halves) {
     key1 += 0xBB67AE85u;
   }
   for (size_t i = 0; i < draws; ++i) {
-    halves.mean.values[4 * i] = c0[i] & 0xFFFFu;
-    halves.mean.values[4 * i + 1] = c0[i] >> 16;
-    halves.mean.values[4 * i + 2] = c1[i] & 0xFFFFu;
-    halves.mean.values[4 * i + 3] = c1[i] >> 16;
-    halves.square.values[4 * i] = c2[i] & 0xFFFFu;
-    halves.square.values[4 * i + 1] = c2[i] >> 16;
-    halves.square.values[4 * i + 2] = c3[i] & 0xFFFFu;
-    halves.square.values[4 * i + 3] = c3[i] >> 16;
+    uint32_t* of_draw = halves.values + kOfDraw * i;
+    of_draw[0] = c0[i] & 0xFFFFu;
+    of_draw[1] = c0[i] >> 16;
+    of_draw[2] = c1[i] & 0xFFFFu;
+    of_draw[3] = c1[i] >> 16;
+    of_draw[4] = c2[i] & 0xFFFFu;
+    of_draw[5] = c2[i] >> 16;
+    of_draw[6] = c3[i] & 0xFFFFu;
+    of_draw[7] = c3[i] >> 16;
   }
 }
 
@@ -149,8 +147,9 @@ void StoreFp8(const StateBlock& state, size_t n, const uint32_t* halves, const L
   const uint8_t scale = kSquare ? scalar::ScaleOfSquares(amax) : scalar::ScaleOfMeans(amax);
   auto* codes = static_cast<uint8_t*>(state.values);
   for (size_t i = 0; i < n; ++i) {
-    codes[i] = kSquare ? scalar::EncodeSquare(from.values[i], scale, halves[i])
-                       : scalar::EncodeMean(from.values[i], scale, halves[i]);
+    codes[i] = kSquare
+                   ? scalar::EncodeSquare(from.values[i], scale, halves[i])
+                   : scalar::EncodeMean(from.values[i], scale, scalar::ExchangeBytes(halves[i]));
   }
   *state.scale = scale;
 }
@@ -210,8 +209,8 @@ void UpdateBy(const UpdateBlock& block) {
   if (draws) {
     Draw(block, n, halves);
   }
-  StoreState<false>(block.mean, n, halves.mean.values + halves.first, m);
-  StoreState<true>(block.square, n, halves.square.values + halves.first, v);
+  StoreState<false>(block.mean, n, halves.values + halves.first, m);
+  StoreState<true>(block.square, n, halves.values + halves.first, v);
 }
 
 inline void UpdateLoops(const UpdateBlock& block) {

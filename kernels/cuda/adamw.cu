@@ -58,12 +58,6 @@ __global__ void __launch_bounds__(kFlatThreads) AdamWKernel(const __grid_constan
   }
 }
 
-// 16 random bits of element `lane` of a group: halves 4 to 7 round v.
-__device__ inline uint32_t HalfFor(const scalar::PhiloxWords& words, int lane) {
-  const uint32_t word = lane < 2 ? words[2] : words[3];
-  return (lane & 1) != 0 ? word >> 16 : word & 0xFFFFu;
-}
-
 // G: type of the gradient, S: of the states.
 template <typename Rule, typename G, typename S>
 __device__ inline void UpdateElement(const ElementUpdateParams& p,
@@ -91,8 +85,8 @@ __device__ inline void UpdateElement(const ElementUpdateParams& p,
   }
 }
 
-// Elements [4q, 4q + 4) of the tensor share one draw, so a thread takes those; `before` of them are
-// before the piece in its first group.
+// Elements [4q, 4q + 4) of the tensor are halves of one draw, so a thread takes those; `before` of
+// them are before the piece in its first group.
 template <typename Rule, typename G, typename S>
 __device__ inline void UpdateElements(const ElementUpdateParams& p,
                                       const DeviceUpdateScalars& scalars,
@@ -101,20 +95,15 @@ __device__ inline void UpdateElements(const ElementUpdateParams& p,
   const int64_t before = piece.first_index % 4;
   const int64_t groups = (before + piece.elements + 3) / 4;
   for (int64_t k = threadIdx.x; k < groups; k += blockDim.x) {
-    scalar::PhiloxWords words = {};
+    uint64_t halves = 0;
     if constexpr (sizeof(S) != sizeof(float)) {
-      words = scalar::Philox4x32(
-          p.seed,
-          scalar::PhiloxCounter({.block = static_cast<uint64_t>(piece.first_index / 4 + k),
-                                 .step = key,
-                                 .site = piece.site,
-                                 .purpose = scalar::PhiloxPurpose::kOptimizerState}));
+      halves = DrawsAt(p.seed, piece.site, key, piece.first_index - before + 4 * k);
     }
 #pragma unroll
     for (int lane = 0; lane < 4; ++lane) {
       const int64_t i = 4 * k - before + lane;
       if (i >= 0 && i < piece.elements) {
-        UpdateElement<Rule, G, S>(p, scalars, piece.offset + i, HalfFor(words, lane));
+        UpdateElement<Rule, G, S>(p, scalars, piece.offset + i, HalfAt(halves, lane));
       }
     }
   }
@@ -175,15 +164,15 @@ __device__ inline void UpdateGroupOfWarp(const GroupedUpdateParams& p,
   const uint8_t m_scale = m_scaled ? scalar::ScaleOfMeans(AmaxOfWarp(m_amax)) : uint8_t{0};
   const uint8_t v_scale = v_scaled ? scalar::ScaleOfSquares(AmaxOfWarp(v_amax)) : uint8_t{0};
   if (lane < count) {
-    const LaneDraws draws =
+    const uint64_t halves =
         DrawsAt(p.update.seed, piece.site, key, piece.first_index + begin + lane);
 #pragma unroll
     for (int j = 0; j < kGroupWidth; ++j) {
       if (lane + j < count) {
         const int64_t i = piece.offset + begin + lane + j;
-        WriteState(mean, i, m_scale, HalfAt(draws.mean, j), m[j]);
+        WriteState(mean, i, m_scale, HalfAt(scalar::ExchangeBytes(halves), j), m[j]);
         if constexpr (kTwo) {
-          WriteState(square, i, v_scale, HalfAt(draws.square, j), v[j]);
+          WriteState(square, i, v_scale, HalfAt(halves, j), v[j]);
         }
       }
     }

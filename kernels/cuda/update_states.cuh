@@ -49,35 +49,25 @@ __device__ inline uint32_t AmaxOfWarp(uint32_t bits) {
 inline constexpr int kGroupWidth = 4;
 inline constexpr int64_t kScaleGroup = 32 * kGroupWidth;
 
-// 16 random bits for each of a lane's elements, the first one's lowest.
-struct LaneDraws {
-  uint64_t mean;
-  uint64_t square;
-};
-
-__device__ inline uint64_t Four(const scalar::PhiloxWords& words, size_t first) {
-  return words[first] | uint64_t{words[first + 1]} << 32;
-}
-
-// The draws of elements that begin at a global index: two where that is no multiple of 4.
-__device__ inline LaneDraws DrawsAt(uint64_t seed, uint32_t site, uint32_t key, int64_t index) {
+// The 16 random bits of four elements that begin at a global index, the first one's lowest: of one
+// draw, or of two where they are not within one.
+__device__ inline uint64_t DrawsAt(uint64_t seed, uint32_t site, uint32_t key, int64_t index) {
   const auto draw = [&](int64_t block) {
-    return scalar::Philox4x32(
-        seed,
-        scalar::PhiloxCounter({.block = static_cast<uint64_t>(block),
-                               .step = key,
-                               .site = site,
-                               .purpose = scalar::PhiloxPurpose::kOptimizerState}));
+    return scalar::DrawStates(seed,
+                              {.block = static_cast<uint64_t>(block), .step = key, .site = site});
   };
-  const scalar::PhiloxWords words = draw(index / 4);
-  LaneDraws draws = {Four(words, 0), Four(words, 2)};
-  const int skipped = static_cast<int>(index % 4) * 16;
-  if (skipped != 0) {
-    const scalar::PhiloxWords next = draw(index / 4 + 1);
-    draws.mean = draws.mean >> skipped | Four(next, 0) << (64 - skipped);
-    draws.square = draws.square >> skipped | Four(next, 2) << (64 - skipped);
+  const auto four = [](const scalar::PhiloxWords& words, size_t first) {
+    return words[first] | uint64_t{words[first + 1]} << 32;
+  };
+  const scalar::PhiloxWords words = draw(index / scalar::kStateDraw);
+  const int first = static_cast<int>(index % scalar::kStateDraw);
+  const uint64_t low = first < 4 ? four(words, 0) : four(words, 2);
+  const int skipped = first % 4 * 16;
+  if (skipped == 0) {
+    return low;
   }
-  return draws;
+  const uint64_t high = first < 4 ? four(words, 2) : four(draw(index / scalar::kStateDraw + 1), 0);
+  return low >> skipped | high << (64 - skipped);
 }
 
 __device__ inline uint32_t HalfAt(uint64_t halves, int element) {

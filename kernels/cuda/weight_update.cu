@@ -125,14 +125,14 @@ __device__ inline uint32_t UpdateRow(
   const uint8_t m_scale = m_scaled ? scalar::ScaleOfMeans(AmaxOfWarp(AmaxOfLane(m))) : uint8_t{0};
   const uint8_t v_scale = v_scaled ? scalar::ScaleOfSquares(AmaxOfWarp(AmaxOfLane(v))) : uint8_t{0};
   if (here) {
-    LaneDraws draws = {};
+    uint64_t halves = 0;
     if (mean.form != StateForm::kF32 || (kTwo && square.form != StateForm::kF32)) {
       const int64_t index = update.pieces.first_index + row * p.row_step + column;
-      draws = DrawsAt(update.seed, update.pieces.site, step.key, index);
+      halves = DrawsAt(update.seed, update.pieces.site, step.key, index);
     }
-    WriteStates(mean, i, m_scale, draws.mean, m);
+    WriteStates(mean, i, m_scale, scalar::ExchangeBytes(halves), m);
     if constexpr (kTwo) {
-      WriteStates(square, i, v_scale, draws.square, v);
+      WriteStates(square, i, v_scale, halves, v);
     }
   }
   if (column % kTileColumns == 0 && m_scaled) {

@@ -1,6 +1,6 @@
 #pragma once
 
-// Philox4x32-10 [Salmon et al. 2011] and the counter layout of Ravel's random bits: a draw is a
+// Philox4x32 [Salmon et al. 2011] and the counter layout of Ravel's random bits: a draw is a
 // function of (seed, step, site, purpose, global index) and of nothing else.
 
 #include <array>
@@ -10,11 +10,12 @@ namespace ravel::kernels::scalar {
 
 using PhiloxWords = std::array<uint32_t, 4>;
 
-// Ten rounds; `key` low word first.
+// `key` low word first. Seven rounds pass every test of the paper, ten are its default.
+template <int kRounds = 10>
 constexpr PhiloxWords Philox4x32(uint64_t key, PhiloxWords counter) {
   uint32_t key0 = static_cast<uint32_t>(key);
   uint32_t key1 = static_cast<uint32_t>(key >> 32);
-  for (int round = 0; round < 10; ++round) {
+  for (int round = 0; round < kRounds; ++round) {
     const uint64_t product0 = uint64_t{0xD2511F53u} * counter[0];
     const uint64_t product1 = uint64_t{0xCD9E8D57u} * counter[2];
     counter = {static_cast<uint32_t>(product1 >> 32) ^ counter[1] ^ key0,
@@ -51,6 +52,29 @@ constexpr PhiloxWords PhiloxCounter(const PhiloxPosition& position) {
           (static_cast<uint32_t>(position.block >> 32) & 0xFFFu) | (position.sample << 12),
           position.step,
           (position.site & 0xFFFFFFu) | (static_cast<uint32_t>(position.purpose) << 24)};
+}
+
+// The random bits of optimizer states: a draw of seven rounds has one half word for each of eight
+// elements, half 0 the lowest of word 0. v is rounded by an element's half, m by the same half with
+// its bytes exchanged: two shares of [0, 1) whose chances are independent within 2^-8, and each of
+// the 2^16 halves is equally often either.
+inline constexpr int kStateRounds = 7;
+inline constexpr int kStateDraw = 8;  // elements
+
+// `position`: purpose kOptimizerState, block: global index / kStateDraw.
+constexpr PhiloxWords DrawStates(uint64_t seed, PhiloxPosition position) {
+  position.purpose = PhiloxPurpose::kOptimizerState;
+  return Philox4x32<kStateRounds>(seed, PhiloxCounter(position));
+}
+// Half `index` (0 to 7) of a draw.
+constexpr uint32_t PhiloxHalf(const PhiloxWords& words, uint32_t index) {
+  return (words[index / 2] >> (16 * (index % 2))) & 0xFFFFu;
+}
+// The bytes of a half exchanged, of each of several halves in one number.
+template <typename Bits>
+constexpr Bits ExchangeBytes(Bits halves) {
+  constexpr Bits kLowBytes = static_cast<Bits>(0x00FF00FF00FF00FFu);
+  return (halves & kLowBytes) << 8 | (halves >> 8 & kLowBytes);
 }
 
 // Byte `index` (0 to 15) of a draw; byte 0 is the lowest of word 0.

@@ -334,7 +334,7 @@ TEST_F(GroupedUpdateTest, OneLiveElementAndTheLargestMagnitudesStayFinite) {
   }
 }
 
-// An element that lies past 2^31, 2^32 or 2^34 in its tensor has draws of its own: another one that
+// An element that lies past 2^31, 2^32 or 2^35 in its tensor has draws of its own: another one that
 // an index of 32 bits would take for it has others.
 TEST_F(GroupedUpdateTest, DrawsFollowIndicesOf64Bits) {
   for (const cpu::SimdPath path :
@@ -358,7 +358,7 @@ TEST_F(GroupedUpdateTest, DrawsFollowIndicesOf64Bits) {
       return state;
     };
     const State low = run(0, 8);
-    for (const int power : {31, 32, 34}) {
+    for (const int power : {31, 32, 35}) {
       const int64_t first = int64_t{1} << power;
       EXPECT_EQ(run(first - 512, 8), run(first - 512, 1)) << power;
       const State far = run(first, 8);
@@ -367,6 +367,42 @@ TEST_F(GroupedUpdateTest, DrawsFollowIndicesOf64Bits) {
       EXPECT_EQ(far.main, low.main);
     }
     cpu::UseBestSimdPath();
+  }
+}
+
+// By the rule of scalar/philox.h: v by the element's half of its draw, m by that with its bytes
+// exchanged.
+TEST_F(GroupedUpdateTest, AnElementIsRoundedByItsHalf) {
+  constexpr int64_t kFirst = 1 << 20 | 5;
+  constexpr int64_t kCount = 120;  // one group
+  const UpdatePiece piece = {
+      .elements = kCount, .first_index = kFirst, .site = 5, .row = kCount, .first_scale = 0};
+  for (const cpu::SimdPath path :
+       {cpu::SimdPath::kPortable, cpu::SimdPath::kAvx2, cpu::SimdPath::kAvx512}) {
+    if (!cpu::RunsHere(path)) {
+      continue;
+    }
+    cpu::UseSimdPath(path);
+    State state = start_;
+    GroupedUpdateArgs args = ArgsOf(state, DType::kF8E4M3, DType::kBF16, 3);
+    args.update.table = {.pieces = &piece, .count = 1};
+    GroupedUpdate(stream_, args);
+    cpu::UseBestSimdPath();
+    const auto* squares = reinterpret_cast<const uint16_t*>(state.v.data());
+    for (int64_t i = 0; i < kCount; ++i) {
+      const auto index = static_cast<uint64_t>(kFirst + i);
+      const uint32_t half =
+          scalar::PhiloxHalf(scalar::DrawStates(77, {.block = index / 8, .step = 3, .site = 5}),
+                             static_cast<uint32_t>(index % 8));
+      const scalar::AdamWElement next =
+          scalar::AdamWStep(args.update.scalars,
+                            {start_.main[static_cast<size_t>(i)], 0, 0},
+                            gradient_[static_cast<size_t>(i)]);
+      EXPECT_EQ(squares[i], scalar::Bf16Stochastic(next.v, half)) << i;
+      EXPECT_EQ(state.m[static_cast<size_t>(i)],
+                scalar::EncodeMean(next.m, state.m_scales[0], scalar::ExchangeBytes(half)))
+          << i;
+    }
   }
 }
 

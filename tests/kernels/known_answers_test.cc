@@ -22,7 +22,6 @@
 #include "kernels/row_sum.h"
 #include "kernels/scalar/adamw.h"
 #include "kernels/scalar/digest.h"
-#include "kernels/scalar/philox.h"
 #include "kernels/tree_reduce.h"
 
 namespace ravel::kernels {
@@ -468,23 +467,6 @@ INSTANTIATE_TEST_SUITE_P(Path,
                                            cpu::SimdPath::kAvx2,
                                            cpu::SimdPath::kAvx512),
                          NameOfPath);
-
-TEST(PhiloxTest, KnownAnswers) {
-  constexpr uint32_t kOnes = 0xFFFFFFFF;
-  EXPECT_EQ(scalar::Philox4x32(0, {0, 0, 0, 0}),
-            (scalar::PhiloxWords{0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8}));
-  EXPECT_EQ(scalar::Philox4x32(~uint64_t{0}, {kOnes, kOnes, kOnes, kOnes}),
-            (scalar::PhiloxWords{0x408f276d, 0x41c83b0e, 0xa20bc7c6, 0x6d5451fd}));
-}
-
-TEST(PhiloxTest, CounterHoldsEveryFieldInItsPlace) {
-  EXPECT_EQ(scalar::PhiloxCounter({.block = 0xABC'12345678,
-                                   .sample = 0x54321,
-                                   .step = 77,
-                                   .site = 0x123456,
-                                   .purpose = scalar::PhiloxPurpose::kOptimizerState}),
-            (scalar::PhiloxWords{0x12345678, 0x54321ABC, 77, 0x02123456}));
-}
 
 TEST(InitNormalTest, PartsOfATensorEqualTheWhole) {
   CpuStream stream;

@@ -82,12 +82,12 @@ TensorView FlatOf(void* data, int64_t elements, DType dtype) {
 
 class UpdatePathsTest : public ::testing::Test {
  protected:
-  // Magnitudes from 2^-`spread` to 2^spread; some are zero.
-  void FillGradients(int spread) {
+  // Magnitudes from 2^-`spread` to 2^spread times 2^center; some are zero.
+  void FillGradients(int spread, int center = 0) {
     std::normal_distribution<float> normal;
     for (uint32_t& bits : gradient_) {
       const int exponent = static_cast<int>(random_() % static_cast<uint32_t>(2 * spread + 1));
-      const float g = std::ldexp(normal(random_), exponent - spread);
+      const float g = std::ldexp(normal(random_), exponent - spread + center);
       bits = random_() % 16 == 0 ? 0 : std::bit_cast<uint32_t>(g);
     }
   }
@@ -136,12 +136,13 @@ class UpdatePathsTest : public ::testing::Test {
   }
 
   // The first steps from zero on that path, the last of them with gradients that are not finite.
-  PathTensor Steps(cpu::SimdPath path, const PathForm& form, int64_t first_index, int spread) {
+  PathTensor Steps(
+      cpu::SimdPath path, const PathForm& form, int64_t first_index, int spread, int center = 0) {
     cpu::UseSimdPath(path);
     PathTensor tensor;
     random_.seed(4);
     for (uint32_t step = 0; step < 6; ++step) {
-      FillGradients(spread);
+      FillGradients(spread, center);
       if (step == 5) {
         gradient_[7] = 0x7F800000u;
         gradient_[200] = 0xFFC00001u;
@@ -159,7 +160,7 @@ class UpdatePathsTest : public ::testing::Test {
 
 TEST_F(UpdatePathsTest, EveryInstructionSetGivesTheBitsOfThePlainLoops) {
   // The last two: word 0 of the counter carries inside the second group, and between two groups.
-  constexpr int64_t kCarry = int64_t{1} << 34;
+  constexpr int64_t kCarry = int64_t{1} << 35;
   for (const int64_t first_index :
        {int64_t{0}, int64_t{1}, int64_t{6}, int64_t{4'000'000'003}, kCarry - 170, kCarry - 128}) {
     for (const PathForm& form : AllForms()) {
@@ -171,6 +172,20 @@ TEST_F(UpdatePathsTest, EveryInstructionSetGivesTheBitsOfThePlainLoops) {
                 << NameOf(form) << " from " << first_index << " spread " << spread;
           }
         }
+      }
+    }
+  }
+}
+
+// Scales of every power of two: where the short ways of fp8 groups end, and beyond.
+TEST_F(UpdatePathsTest, ScalesOfEveryPowerGiveTheBitsOfThePlainLoops) {
+  constexpr DType kFp8 = DType::kF8E4M3;
+  const PathForm form = {.split = true, .weight = true, .mean = kFp8, .square = kFp8};
+  for (int center = -140; center <= 126; ++center) {
+    const PathTensor portable = Steps(cpu::SimdPath::kPortable, form, 3, 2, center);
+    for (const cpu::SimdPath path : {cpu::SimdPath::kAvx2, cpu::SimdPath::kAvx512}) {
+      if (cpu::RunsHere(path)) {
+        EXPECT_EQ(portable, Steps(path, form, 3, 2, center)) << center;
       }
     }
   }

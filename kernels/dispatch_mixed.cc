@@ -72,9 +72,9 @@ void ElementUpdate(Stream& stream, const ElementUpdateArgs& args) {
 
 namespace {
 
-// A state of a grouped update, with scales where it is fp8.
-void CheckState(const TensorView& state, const TensorView& scales, int64_t n) {
-  const bool fp8 = state.dtype == DType::kF8E4M3;
+// A state of a grouped update, with scales where it is fp8: of that type.
+void CheckState(const TensorView& state, const TensorView& scales, DType fp8_type, int64_t n) {
+  const bool fp8 = state.dtype == fp8_type;
   CHECK_MSG(fp8 || state.dtype == DType::kF32 || state.dtype == DType::kBF16,
             "fp32, bf16 or fp8 is expected");
   CheckFlat(state, n, state.dtype);
@@ -97,9 +97,9 @@ void GroupedUpdate(Stream& stream, const GroupedUpdateArgs& args) {
     CheckFlat(update.weight, n, WeightTypeOf(update));
   }
   CheckFloat(update.g);
-  CheckState(update.m, args.m_scales, n);
+  CheckState(update.m, args.m_scales, DType::kF8E4M3, n);
   if (update.v.present()) {
-    CheckState(update.v, args.v_scales, n);
+    CheckState(update.v, args.v_scales, DType::kU8, n);
   }
   CheckPieces(update.table, n);
   cpu::GroupedUpdate(args);

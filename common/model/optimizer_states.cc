@@ -79,7 +79,7 @@ std::vector<StateSpec> StatesOf(OptimizerKind kind, const StateTypes& types) {
   std::vector<StateSpec> states;
   for (const StateSpec& state : StatesOf(kind)) {
     const bool scale = state.shape == StateShape::kScale;
-    if (!scale || StateTypeOf(At(BufferStatesOf(kind), state.scales), types) == DType::kF8E4M3) {
+    if (!scale || IsFp8State(StateTypeOf(At(BufferStatesOf(kind), state.scales), types))) {
       states.push_back(state);
     }
   }
@@ -129,7 +129,7 @@ std::optional<StateRole> ScaleRoleOf(StateRole role) {
 bool UpdatesInGroups(OptimizerKind kind, const StateTypes& types) {
   const std::span<const StateSpec> states = BufferStatesOf(kind);
   const DType first = StateTypeOf(states.front(), types);
-  return first == DType::kF8E4M3 ||
+  return IsFp8State(first) ||
          std::any_of(states.begin(), states.end(), [&](const StateSpec& state) {
            return StateTypeOf(state, types) != first;
          });
@@ -137,19 +137,19 @@ bool UpdatesInGroups(OptimizerKind kind, const StateTypes& types) {
 
 namespace {
 
-constexpr std::array<std::pair<const char*, DType>, 3> kTypeNames = {
-    {{"fp32", DType::kF32}, {"bf16", DType::kBF16}, {"fp8", DType::kF8E4M3}}};
+constexpr std::array<std::pair<const char*, StateTypes>, 3> kTypeNames = {
+    {{"fp32", kF32States}, {"bf16", kBf16States}, {"fp8", kFp8States}}};
 
-const char* TypeText(DType type) {
+const char* TypeText(DType StateTypes::*state, DType type) {
   for (const auto& [name, named] : kTypeNames) {
-    if (named == type) {
+    if (named.*state == type) {
       return name;
     }
   }
   CheckFailed(__FILE__, __LINE__, "type of a state", "is not in the table");
 }
 
-std::optional<DType> ParseType(std::string_view text) {
+std::optional<StateTypes> ParseType(std::string_view text) {
   for (const auto& [name, named] : kTypeNames) {
     if (text == name) {
       return named;
@@ -161,18 +161,18 @@ std::optional<DType> ParseType(std::string_view text) {
 }  // namespace
 
 std::string StateTypesText(const StateTypes& types) {
-  return types.mean == types.square
-             ? TypeText(types.mean)
-             : absl::StrCat(TypeText(types.mean), ",", TypeText(types.square));
+  const std::string mean = TypeText(&StateTypes::mean, types.mean);
+  const std::string square = TypeText(&StateTypes::square, types.square);
+  return mean == square ? mean : absl::StrCat(mean, ",", square);
 }
 
 std::optional<StateTypes> ParseStateTypes(std::string_view text) {
   const size_t comma = text.find(',');
-  const std::optional<DType> mean = ParseType(text.substr(0, comma));
-  const std::optional<DType> square =
+  const std::optional<StateTypes> mean = ParseType(text.substr(0, comma));
+  const std::optional<StateTypes> square =
       comma == std::string_view::npos ? mean : ParseType(text.substr(comma + 1));
   return mean.has_value() && square.has_value()
-             ? std::make_optional<StateTypes>({.mean = *mean, .square = *square})
+             ? std::make_optional<StateTypes>({.mean = mean->mean, .square = square->square})
              : std::nullopt;
 }
 

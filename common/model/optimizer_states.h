@@ -41,7 +41,7 @@ enum class StateRole : uint8_t {
 // which the hosts of all ranks hold.
 enum class StateShape : uint8_t { kParameter, kScale, kScalar };
 // kMean, kSquare: what training.optimizer.stateDtype says of averages of gradients, and of averages
-// of their squares, which as fp8 are kept as roots.
+// of their squares.
 enum class StateElement : uint8_t { kF32, kMean, kSquare };
 
 struct StateSpec {
@@ -52,7 +52,13 @@ struct StateSpec {
   int scales = -1;  // kScale: the index in BufferStatesOf of what it scales
 };
 
-// What training.optimizer.stateDtype says: each fp32, bf16 or fp8 (E4M3 with scales).
+// What training.optimizer.stateDtype says: each fp32, bf16 or fp8. As fp8 a mean is E4M3, and a
+// square, which has no sign, is UE5M3 in bytes (kernels/scalar/float8.h); both have scales.
+inline constexpr DType kFp8Mean = DType::kF8E4M3;
+inline constexpr DType kFp8Square = DType::kU8;
+constexpr bool IsFp8State(DType type) {
+  return type == kFp8Mean || type == kFp8Square;
+}
 struct StateTypes {
   DType mean = DType::kF32;
   DType square = DType::kF32;
@@ -60,7 +66,7 @@ struct StateTypes {
 };
 inline constexpr StateTypes kF32States = {};
 inline constexpr StateTypes kBf16States = {DType::kBF16, DType::kBF16};
-inline constexpr StateTypes kFp8States = {DType::kF8E4M3, DType::kF8E4M3};
+inline constexpr StateTypes kFp8States = {kFp8Mean, kFp8Square};
 
 inline constexpr size_t kMaxBufferStates = 4;
 

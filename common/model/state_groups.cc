@@ -1,5 +1,8 @@
 #include "common/model/state_groups.h"
 
+#include <cmath>
+#include <limits>
+
 #include "common/check.h"
 
 namespace ravel::plan {
@@ -28,6 +31,16 @@ int64_t StateGroups(const Shape& shape, int64_t begin, int64_t end) {
 Shape ScaleShape(const Shape& shape) {
   const int64_t of_row = (StateRow(shape) + kStateGroup - 1) / kStateGroup;
   return shape.size() == 1 ? Shape{of_row} : Shape{shape[0], of_row};
+}
+
+float SquareOfCode(uint8_t code) {
+  const int exponent = code >> 3;
+  const int mantissa = code & 7;
+  if (code == 0xFF) {
+    return std::numeric_limits<float>::quiet_NaN();
+  }
+  return exponent == 0 ? std::ldexp(static_cast<float>(mantissa), -17)
+                       : std::ldexp(static_cast<float>(8 + mantissa), exponent - 18);
 }
 
 }  // namespace ravel::plan

@@ -21,4 +21,8 @@ int64_t StateGroups(const Shape& shape, int64_t begin, int64_t end);
 // Shape of a tensor's scales: [rows, groups of a row], [groups] of one dimension.
 Shape ScaleShape(const Shape& shape);
 
+// A square's code, UE5M3: E4M3 with the sign's bit in the exponent. 114688 is the largest, 0xFF is
+// NaN.
+float SquareOfCode(uint8_t code);
+
 }  // namespace ravel::plan

@@ -19,17 +19,17 @@ namespace {
 
 // 0 in the second field, as in plans that were made before the two could differ: as the first.
 absl::Status StateTypesFromProto(const v1::PlannedOptions& proto, StateTypes& types) {
-  const auto read = [](const char* name, int64_t bytes, DType& to) {
-    to = bytes == 2 ? DType::kBF16 : bytes == 1 ? DType::kF8E4M3 : DType::kF32;
+  const auto read = [](const char* name, int64_t bytes, DType fp8, DType& to) {
+    to = bytes == 2 ? DType::kBF16 : bytes == 1 ? fp8 : DType::kF32;
     return bytes == 0 || bytes == 1 || bytes == 2 || bytes == 4
                ? absl::OkStatus()
                : Invalid(absl::StrCat("options.", name, ": expected 1, 2 or 4, got ", bytes));
   };
-  RETURN_IF_ERROR(read("state_element_bytes", proto.state_element_bytes(), types.mean));
-  RETURN_IF_ERROR(read("square_element_bytes", proto.square_element_bytes(), types.square));
-  if (proto.square_element_bytes() == 0) {
-    types.square = types.mean;
-  }
+  const int64_t mean = proto.state_element_bytes();
+  const int64_t square = proto.square_element_bytes();
+  RETURN_IF_ERROR(read("state_element_bytes", mean, kFp8Mean, types.mean));
+  RETURN_IF_ERROR(
+      read("square_element_bytes", square == 0 ? mean : square, kFp8Square, types.square));
   return absl::OkStatus();
 }
 
@@ -155,7 +155,7 @@ void OptionsToProto(const ProgramOptions& options, v1::PlannedOptions& proto) {
   const auto bytes_of = [](DType type) { return type == DType::kF32 ? 0 : DTypeBytes(type); };
   proto.set_main_element_bytes(bytes_of(options.main_type));
   proto.set_state_element_bytes(bytes_of(options.state_types.mean));
-  if (options.state_types.square != options.state_types.mean) {
+  if (DTypeBytes(options.state_types.square) != DTypeBytes(options.state_types.mean)) {
     proto.set_square_element_bytes(DTypeBytes(options.state_types.square));
   }
   proto.set_staged_element_bytes(bytes_of(options.staged_type));

@@ -18,19 +18,23 @@
 namespace ravel::plan {
 namespace {
 
-constexpr DType kStateNumbers[] = {DType::kF32, DType::kBF16, DType::kF8E4M3};
+constexpr StateTypes kStateNumbers[] = {kF32States, kBf16States, kFp8States};
 constexpr int32_t kStateKinds = 3;
 
-int32_t StateNumber(DType type) {
-  return static_cast<int32_t>(std::find(std::begin(kStateNumbers), std::end(kStateNumbers), type) -
-                              std::begin(kStateNumbers));
+int32_t StateNumber(DType StateTypes::*state, const StateTypes& types) {
+  return static_cast<int32_t>(
+      std::find_if(std::begin(kStateNumbers),
+                   std::end(kStateNumbers),
+                   [&](const StateTypes& kind) { return kind.*state == types.*state; }) -
+      std::begin(kStateNumbers));
 }
 
 // Of both types: the first, plus 3 for each step around the table from it to the second. So 0, 1
 // and 2 are pairs of equals, as they were when there was one type.
 int32_t StateTypesNumber(const StateTypes& types) {
-  const int32_t mean = StateNumber(types.mean);
-  const int32_t step = (StateNumber(types.square) - mean + kStateKinds) % kStateKinds;
+  const int32_t mean = StateNumber(&StateTypes::mean, types);
+  const int32_t square = StateNumber(&StateTypes::square, types);
+  const int32_t step = (square - mean + kStateKinds) % kStateKinds;
   return mean + kStateKinds * step;
 }
 
@@ -38,8 +42,8 @@ absl::Status StateTypesFromNumber(int32_t number, StateTypes& types) {
   if (number < 0 || number >= kStateKinds * kStateKinds) {
     return absl::InvalidArgumentError(absl::StrCat("state_type: expected 0 to 8, got ", number));
   }
-  types.mean = kStateNumbers[number % kStateKinds];
-  types.square = kStateNumbers[(number % kStateKinds + number / kStateKinds) % kStateKinds];
+  types.mean = kStateNumbers[number % kStateKinds].mean;
+  types.square = kStateNumbers[(number % kStateKinds + number / kStateKinds) % kStateKinds].square;
   return absl::OkStatus();
 }
 

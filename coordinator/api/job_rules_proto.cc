@@ -353,7 +353,7 @@ void JobRules::CheckOptimizer() {
   const auto types = plan::ParseStateTypes(optimizer.state_dtype());
   if (optimizer.name() == plan::OptimizerName(plan::OptimizerKind::kLion)) {
     out.kind = plan::OptimizerKind::kLion;
-    if (types.has_value() && types->mean != types->square) {
+    if (types.has_value() && absl::StrContains(plan::StateTypesText(*types), ',')) {
       Fail("spec.training.optimizer.stateDtype",
            "one type: lion keeps one average",
            QuotedOrNothing(optimizer.state_dtype()));

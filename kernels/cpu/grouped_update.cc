@@ -28,6 +28,7 @@ StateBlock StateFrom(const TensorView& state, const TensorView& scales, int64_t 
     case DType::kBF16:
       return {.values = state.As<uint16_t>() + at, .form = StateForm::kBf16};
     case DType::kF8E4M3:
+    case DType::kU8:
       return {.values = state.As<uint8_t>() + at,
               .form = StateForm::kFp8,
               .scale = scales.As<uint8_t>() + scale};

@@ -122,10 +122,6 @@ struct Avx2Lanes {
   static I RightWords(I x) {
     return _mm256_srli_epi16(x, kBits);
   }
-  static I MinWords(I a, I b) { return _mm256_min_epi16(a, b); }  // signed
-  static bool AnyWordAbove(I x, I most) {                         // signed
-    return _mm256_movemask_epi8(_mm256_cmpgt_epi16(x, most)) != 0;
-  }
   static I ExchangeBytes(I words) {
     const I order = _mm256_broadcastsi128_si256(
         _mm_set_epi8(14, 15, 12, 13, 10, 11, 8, 9, 6, 7, 4, 5, 2, 3, 0, 1));

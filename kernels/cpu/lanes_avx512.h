@@ -97,8 +97,6 @@ struct Avx512Lanes {
   static I RightWords(I x) {
     return _mm512_srli_epi16(x, kBits);
   }
-  static I MinWords(I a, I b) { return _mm512_min_epi16(a, b); }
-  static bool AnyWordAbove(I x, I most) { return _mm512_cmpgt_epi16_mask(x, most) != 0; }
   static I ExchangeBytes(I words) {
     const I order =
         _mm512_broadcast_i32x4(_mm_set_epi8(14, 15, 12, 13, 10, 11, 8, 9, 6, 7, 4, 5, 2, 3, 0, 1));

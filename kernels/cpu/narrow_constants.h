@@ -19,21 +19,13 @@ struct NarrowConstants {
   uint32_t below_half = 0x7FFFu;
   uint32_t nan = 0x7FFF0000u;
   uint32_t largest = 0x7F7F0000u;
-  // E4M3: of a float's bits, the code and what is behind it; of words, codes.
-  uint32_t code_bits = 0x07F00000u;
+  // Codes of fp8: of a float's bits, the code and what is behind it; of words, codes.
   uint32_t signed_code_bits = 0x87F00000u;
+  uint32_t code_bits = 0x0FF00000u;  // without sign
   uint32_t draw_bits = 0x000FFFF0u;
   uint32_t codes = 0x007F007Fu;
   uint32_t signs = 0x00800080u;
-  uint32_t largest_codes = 0x007E007Eu;
-  uint32_t smallest_normal = 0x3C800000u;
-  // Roots of squares.
-  uint32_t one_float = 0x3F800000u;
-  uint32_t smallest_root = 0x3C900000u;
-  uint32_t grid = 0xFFF00000u;
-  uint32_t code = 0x00100000u;
-  uint32_t minus_code = 0xFFF00000u;
-  uint32_t code_less_8 = 0xFC100000u;  // a code more, and the power of two less by 8
+  uint32_t nan_codes = 0x00FF00FFu;  // without sign
 };
 
 extern const NarrowConstants kNarrow;

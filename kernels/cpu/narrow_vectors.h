@@ -17,12 +17,6 @@ namespace ravel::kernels::cpu {
 inline constexpr uint32_t kMagnitude = 0x7FFFFFFFu;
 
 static_assert(NarrowConstants().magnitude == kMagnitude);
-static_assert(NarrowConstants().smallest_normal == scalar::E4M3::kSmallestNormal);
-static_assert(NarrowConstants().code == 1u << scalar::E4M3::kShift);
-static_assert(NarrowConstants().smallest_root ==
-              NarrowConstants().smallest_normal + NarrowConstants().code);
-static_assert(NarrowConstants().code_less_8 == NarrowConstants().code - (8u << 23));
-
 // A pair is 2 kLanes values in two vectors: those of even index and those of odd index, so that two
 // neighbours of 16 bits are the halves of one lane.
 inline constexpr uint32_t kHighWord = 0xFFFF0000u;
@@ -111,13 +105,15 @@ typename V::F E4M3ValueOf(typename V::I code) {
 }
 
 // The scale of a group of codes. A code's bits at the top of a float are its value in units of
-// 2^-120, subnormal or not, and 2^120 times that is exact; `factor` is 2^120 * scale.
-template <typename V>
+// 2^-120 (E4M3) or 2^-112 (UE5M3), subnormal or not, and the inverse of that times it is exact;
+// `factor` is this inverse times the scale.
+template <typename V, bool kSquare>
 struct GroupScale {
+  static constexpr uint32_t kShift = kSquare ? 112 : 120;
   explicit GroupScale(uint8_t code)
       : scale(V::Set(scalar::E8M0Value(code))),
-        factor(V::Set(std::bit_cast<float>((uint32_t{code} + 120u) << 23))),
-        has_factor(code <= 134) {}
+        factor(V::Set(std::bit_cast<float>((uint32_t{code} + kShift) << 23))),
+        has_factor(code + kShift < 255) {}
 
   typename V::F scale;
   typename V::F factor;
@@ -127,7 +123,7 @@ struct GroupScale {
 // E4M3Value * scale of 2 kLanes codes, as a pair.
 template <typename V>
 void E4M3PairOf(const uint8_t* codes,
-                const GroupScale<V>& group,
+                const GroupScale<V, false>& group,
                 typename V::F& even,
                 typename V::F& odd) {
   const auto words = V::LoadSignedBytes(codes);
@@ -145,23 +141,32 @@ void E4M3PairOf(const uint8_t* codes,
   odd = value(V::template Left<4>(words));
 }
 
-// The same without signs, squared.
+// UE5M3Value of codes.
 template <typename V>
-void E4M3SquarePairOf(const uint8_t* codes,
-                      const GroupScale<V>& group,
-                      typename V::F& even,
-                      typename V::F& odd) {
+typename V::F UE5M3ValueOf(typename V::I code) {
+  const auto normal = V::template Left<20>(V::Add(code, V::Set(scalar::UE5M3::kRebias)));
+  const auto small = V::Mul(V::ToFloat(code), V::Set(0x1p-17f));
+  const auto nan = V::Less(V::Set(scalar::UE5M3::kLargest), code);
+  return V::Select(nan,
+                   V::AsFloat(V::Set(0x7FC00000u)),
+                   V::Select(V::Less(code, V::Set(8u)), small, V::AsFloat(normal)));
+}
+
+// UE5M3Value * scale of 2 kLanes codes, as a pair.
+template <typename V>
+void UE5M3PairOf(const uint8_t* codes,
+                 const GroupScale<V, true>& group,
+                 typename V::F& even,
+                 typename V::F& odd) {
   const auto words = V::LoadBytes(codes);
-  if (!group.has_factor || V::AnyWordAbove(words, V::Set(kNarrow.largest_codes))) {
-    even = V::Mul(E4M3ValueOf<V>(LowWord<V>(words)), group.scale);
-    odd = V::Mul(E4M3ValueOf<V>(V::template Right<16>(words)), group.scale);
-  } else {
-    even = V::Mul(V::AsFloat(V::template Left<20>(words)), group.factor);
-    odd = V::Mul(V::AsFloat(V::And(V::template Left<4>(words), V::Set(kNarrow.code_bits))),
-                 group.factor);
+  if (!group.has_factor || V::AnyWord(words, V::Set(kNarrow.nan_codes))) {
+    even = V::Mul(UE5M3ValueOf<V>(LowWord<V>(words)), group.scale);
+    odd = V::Mul(UE5M3ValueOf<V>(V::template Right<16>(words)), group.scale);
+    return;
   }
-  even = V::Mul(even, even);
-  odd = V::Mul(odd, odd);
+  even = V::Mul(V::AsFloat(V::template Left<20>(words)), group.factor);
+  odd = V::Mul(V::AsFloat(V::And(V::template Left<4>(words), V::Set(kNarrow.code_bits))),
+               group.factor);
 }
 
 // E4M3Stochastic.
@@ -181,25 +186,34 @@ typename V::I E4M3StochasticOf(typename V::F x, typename V::I random16) {
   return V::Select(V::IsNan(x), V::Set(0x7Fu), V::Or(code, sign));
 }
 
-// Which values of a group take normal codes, without an end of the arithmetic of EncodeNormal...
-// that is not a normal float.
+// UE5M3Stochastic.
+template <typename V>
+typename V::I UE5M3StochasticOf(typename V::F x, typename V::I random16) {
+  const auto magnitude = V::And(V::AsInt(x), V::Set(kMagnitude));
+  const auto sum = V::Add(magnitude, V::template Left<4>(random16));
+  const auto normal = V::Sub(V::template Right<20>(sum), V::Set(scalar::UE5M3::kRebias));
+  const auto steps = V::Add(V::Mul(V::AsFloat(magnitude), V::Set(0x1p17f)),
+                            V::Mul(V::ToFloat(random16), V::Set(0x1p-16f)));
+  const auto is_small = V::Less(magnitude, V::Set(scalar::UE5M3::kSmallestNormal));
+  const auto code =
+      V::Min(V::Select(is_small, V::Truncate(steps), normal), V::Set(scalar::UE5M3::kLargest));
+  return V::Select(V::IsNan(x), V::Set(scalar::UE5M3::kNan), code);
+}
+
+// Which values of a group take normal codes.
 struct NormalCodes {
-  bool any = false;       // some may: no value is NaN, and the scale is not extreme
+  bool any = false;       // some may: no value is NaN, and the smallest is a normal float
   uint32_t smallest = 0;  // bits of the smallest magnitude that does
 
   // `most`: the largest bits, by lanes.
   template <typename V, bool kSquare>
   static NormalCodes Of(typename V::I most, uint8_t scale) {
-    constexpr uint32_t kInfinity = 0x7F800000u;
-    // The root of a square must be as large as the code above the smallest normal one, as it is
-    // guessed up to 6 % too large.
     constexpr uint32_t kSmallest =
-        kSquare ? 2 * NarrowConstants().smallest_root - NarrowConstants().one_float
-                : NarrowConstants().smallest_normal;
-    const int power = scale - 127;
-    const bool fits = kSquare ? power >= -47 && power <= 50 : power >= -120;
-    return {.any = fits && !V::AnyAbove(most, V::Set(kInfinity - 1)),
-            .smallest = kSmallest + (static_cast<uint32_t>(kSquare ? 2 * power : power) << 23)};
+        kSquare ? scalar::UE5M3::kSmallestNormal : scalar::E4M3::kSmallestNormal;
+    const uint32_t smallest = kSmallest + (uint32_t{scale} << 23) - (127u << 23);
+    return {.any = scale + (kSmallest >> 23) > 127 &&
+                   !V::AnyAbove(most, V::Set(scalar::kInfinityBits - 1)),
+            .smallest = smallest};
   }
   // Magnitudes without NaN.
   template <typename V>
@@ -210,26 +224,31 @@ struct NormalCodes {
 
 // What the words of a normal float's top (sign, exponent and three bits of mantissa) are more than
 // its code in units of the scale.
-template <typename V>
+template <typename V, bool kSquare>
 typename V::I TopsOfCodeZero(uint8_t scale) {
-  const uint32_t top = scalar::E4M3::kRebias + 8u * scale - 8u * 127u;
+  constexpr uint32_t kRebias = kSquare ? scalar::UE5M3::kRebias : scalar::E4M3::kRebias;
+  const uint32_t top = kRebias + 8u * scale - 8u * 127u;
   return V::Set(top << 16 | (top & 0xFFFFu));
 }
 
-// EncodeMean of a pair of a normal group, as words; `random` has the random bits as words. A code
-// is the top of a sum: the random bits end where a code's bits begin. No sum is above the largest
-// code: a scale takes its largest value to 448 but for the last bits, and these end below the
-// random ones.
+// The words of tops of a pair, after the sum with random bits, which end where a code's bits begin;
+// `random` has them as words. From bit 4 on: the top, and the sign above it.
+template <typename V>
+typename V::I DrawnTops(typename V::F even, typename V::F odd, typename V::I random) {
+  const auto draw_bits = V::Set(kNarrow.draw_bits);
+  return HighWordsOf<V>(V::Add(V::AsInt(even), V::And(V::template Left<4>(random), draw_bits)),
+                        V::Add(V::AsInt(odd), V::And(V::template Right<12>(random), draw_bits)));
+}
+
+// EncodeMean of a pair of a normal group, as words. No sum is above the largest code: a scale takes
+// its largest value to 448 but for the last bits, and these end below the random ones.
 template <typename V>
 typename V::I EncodeNormalMeans(typename V::F even,
                                 typename V::F odd,
                                 typename V::I zero,
                                 typename V::I random) {
   static_assert(scalar::ScaleOfMeans(0x43E00010u) == scalar::ScaleOfMeans(0x43E00000u) + 1);
-  const auto draw_bits = V::Set(kNarrow.draw_bits);
-  const auto even_sum = V::Add(V::AsInt(even), V::And(V::template Left<4>(random), draw_bits));
-  const auto odd_sum = V::Add(V::AsInt(odd), V::And(V::template Right<12>(random), draw_bits));
-  const auto words = HighWordsOf<V>(even_sum, odd_sum);
+  const auto words = DrawnTops<V>(even, odd, random);
   const auto codes = V::SubWords(V::template RightWords<4>(words), zero);
   const auto signs = V::And(V::template RightWords<8>(words), V::Set(kNarrow.signs));
   return V::Merge(V::Set(kNarrow.codes), codes, signs);
@@ -246,79 +265,29 @@ typename V::I EncodeMeans(typename V::F even,
       V::template Left<16>(E4M3StochasticOf<V>(V::Mul(odd, k), V::template Right<16>(random))));
 }
 
-// EncodeSquare of x = v * k * k whose root's bits are about `root`: the code and kRebias from bit
-// 20 on.
-template <typename V>
-typename V::I EncodeSmallSquare(typename V::F v,
-                                typename V::F x,
-                                typename V::I root,
-                                typename V::I random16) {
-  const auto square = [](typename V::I code) {
-    const auto value = ValueOfCode<V>(code);
-    return V::Mul(value, value);
-  };
-  const auto normal = V::Sub(V::template Right<20>(root), V::Set(scalar::E4M3::kRebias));
-  const auto small = V::Truncate(V::Mul(V::AsFloat(root), V::Set(512.0f)));
-  const auto is_small = V::Less(root, V::Set(scalar::E4M3::kSmallestNormal));
-  const auto guess = V::Min(V::Select(is_small, small, normal), V::Set(scalar::kLargestE4M3));
-  const auto code = V::AddWhere(V::Less(x, square(guess)), guess, V::Set(~0u));
-  const auto low = square(code);
-  const auto high = square(V::Add(code, V::Set(1u)));
-  const auto draw = V::Mul(V::ToFloat(random16), V::Set(0x1p-16f));
-  const auto up = V::Both(V::Less(V::Mul(draw, V::Sub(high, low)), V::Sub(x, low)),
-                          V::Less(code, V::Set(scalar::kLargestE4M3)));
-  const auto chosen = V::AddWhere(up, code, V::Set(1u));
-  const auto is_lost = V::Both(V::Less(chosen, V::Set(1u)), V::Less(V::Set(0.0f), v));
-  return V::template Left<20>(
-      V::Add(V::AddWhere(is_lost, chosen, V::Set(1u)), V::Set(scalar::E4M3::kRebias)));
-}
-
-// EncodeSquare of v of a normal group: the bits of the code's value in units of the scale. Without
-// a root: half of the bits of v are those of sqrt(v), up to 6 % too large, which is less than a
-// code; so the guess is the code below the root, or the one above it, whose square says so. The
-// bits of a normal code's value are its own, shifted, and those of its scale. The square from which
-// on a draw goes up has 24 bits at most (8 of squares, 16 of the draw), so it is exact; the gap to
-// the next code's square is taken in units of 2^16, as draws are.
-template <typename V>
-typename V::I EncodeNormalSquare(typename V::F v, typename V::I random16) {
-  const auto root = V::template Right<1>(V::Add(V::AsInt(v), V::Set(kNarrow.one_float)));
-  const auto guess = V::And(root, V::Set(kNarrow.grid));
-  const auto guessed = V::Mul(V::AsFloat(guess), V::AsFloat(guess));
-  const auto below = V::AddWhere(V::Less(v, guessed), guess, V::Set(kNarrow.minus_code));
-  const auto above = V::AsFloat(V::Add(below, V::Set(kNarrow.code_less_8)));
-  const auto low = V::Mul(V::AsFloat(below), V::AsFloat(below));
-  const auto gap = V::Fma(low, V::Set(-0x1p-16f), V::Mul(above, above));
-  const auto bound = V::Fma(V::ToFloat(random16), gap, low);
-  return V::AddWhere(V::Less(bound, v), below, V::Set(kNarrow.code));
-}
-
-// EncodeSquare of a pair of a normal group, as words; `random` has the random bits as words.
+// EncodeSquare of a pair of a normal group, as words: as means, without signs.
 template <typename V>
 typename V::I EncodeNormalSquares(typename V::F even,
                                   typename V::F odd,
                                   typename V::I zero,
                                   typename V::I random) {
-  const auto first = EncodeNormalSquare<V>(even, LowWord<V>(random));
-  const auto second = EncodeNormalSquare<V>(odd, V::template Right<16>(random));
-  const auto tops = V::template RightWords<4>(HighWordsOf<V>(first, second));
-  return V::MinWords(V::SubWords(tops, zero), V::Set(kNarrow.largest_codes));
+  static_assert(scalar::ScaleOfSquares(0x47E00010u) == scalar::ScaleOfSquares(0x47E00000u) + 1);
+  return V::SubWords(V::template RightWords<4>(DrawnTops<V>(even, odd, random)), zero);
 }
 
-// EncodeSquare of a pair that is not below 0, as words.
+// EncodeSquare of a pair, as words.
 template <typename V>
 typename V::I EncodeSquares(typename V::F even,
                             typename V::F odd,
                             typename V::F k,
                             typename V::I random) {
   const auto encoded = [&](typename V::F v, typename V::I random16) {
-    const auto x = V::Mul(V::Mul(v, k), k);
-    const auto root = V::template Right<1>(
-        V::Add(V::And(V::AsInt(x), V::Set(kNarrow.magnitude)), V::Set(kNarrow.one_float)));
-    return EncodeSmallSquare<V>(v, x, root, random16);
+    const auto code = UE5M3StochasticOf<V>(V::Mul(v, k), random16);
+    const auto is_lost = V::Both(V::Less(code, V::Set(1u)), V::Less(V::Set(0.0f), v));
+    return V::AddWhere(is_lost, code, V::Set(1u));
   };
-  const auto codes = V::MergeHigh(V::template Right<4>(encoded(odd, V::template Right<16>(random))),
-                                  V::template Right<20>(encoded(even, LowWord<V>(random))));
-  return V::SubWords(codes, TopsOfCodeZero<V>(127));
+  return V::Or(encoded(even, LowWord<V>(random)),
+               V::template Left<16>(encoded(odd, V::template Right<16>(random))));
 }
 
 // The Philox draws of a run of elements, whose counters differ in word 0 alone: what does not

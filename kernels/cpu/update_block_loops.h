@@ -76,8 +76,7 @@ void LoadState(const StateBlock& state, size_t n, Lanes& to) {
     const auto* codes = static_cast<const uint8_t*>(state.values);
     const float scale = scalar::E8M0Value(*state.scale);
     for (size_t i = 0; i < n; ++i) {
-      const float value = scalar::E4M3Value(codes[i]) * scale;
-      to.values[i] = kSquare ? value * value : value;
+      to.values[i] = (kSquare ? scalar::UE5M3Value(codes[i]) : scalar::E4M3Value(codes[i])) * scale;
     }
   }
 }

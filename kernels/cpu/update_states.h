@@ -179,7 +179,7 @@ void StoreWeights(const UpdateBlock& block, int64_t i, const Two<V>& p) {
 }
 
 template <typename V, StateForm kForm, bool kSquare, bool kPair>
-Two<V> LoadState(const StateBlock& state, const GroupScale<V>& scale, int64_t i) {
+Two<V> LoadState(const StateBlock& state, const GroupScale<V, kSquare>& scale, int64_t i) {
   if constexpr (kForm == StateForm::kF32) {
     return LoadFloats<V, kPair>(static_cast<const float*>(state.values) + i);
   } else if constexpr (kForm == StateForm::kBf16) {
@@ -188,7 +188,7 @@ Two<V> LoadState(const StateBlock& state, const GroupScale<V>& scale, int64_t i)
     Two<V> x;
     const auto* codes = static_cast<const uint8_t*>(state.values) + i;
     if constexpr (kSquare) {
-      E4M3SquarePairOf<V>(codes, scale, x.first, x.second);
+      UE5M3PairOf<V>(codes, scale, x.first, x.second);
     } else {
       E4M3PairOf<V>(codes, scale, x.first, x.second);
     }
@@ -260,7 +260,7 @@ struct GroupCodes {
       const uint8_t scale = kSquare ? scalar::ScaleOfSquares(amax) : scalar::ScaleOfMeans(amax);
       state.scale[at / kUpdateGroup] = scale;
       codes = static_cast<uint8_t*>(state.values);
-      zero = TopsOfCodeZero<V>(scale);
+      zero = TopsOfCodeZero<V, kSquare>(scale);
       k = V::Set(scalar::E8M0Multiplier(scale));
       normal = NormalCodes::Of<V, kSquare>(range.most, scale);
       is_normal = normal.Hold<V>(range.least);

@@ -133,13 +133,13 @@ __attribute__((always_inline)) inline void FetchWeights(const UpdateBlock& block
 template <typename V>
 struct GroupScales {
   GroupScales(const UpdateBlock& block, int64_t at)
-      : mean(ScaleAt(block.mean, at)), square(ScaleAt(block.square, at)) {}
-  static GroupScale<V> ScaleAt(const StateBlock& state, int64_t at) {
-    return GroupScale<V>(state.scale == nullptr ? uint8_t{127} : state.scale[at / kUpdateGroup]);
+      : mean(CodeAt(block.mean, at)), square(CodeAt(block.square, at)) {}
+  static uint8_t CodeAt(const StateBlock& state, int64_t at) {
+    return state.scale == nullptr ? uint8_t{127} : state.scale[at / kUpdateGroup];
   }
 
-  GroupScale<V> mean;
-  GroupScale<V> square;
+  GroupScale<V, false> mean;
+  GroupScale<V, true> square;
 };
 
 // The first part of the n elements from `at` on, a group at most: new states, of which those of fp8

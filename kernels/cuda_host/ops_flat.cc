@@ -151,9 +151,10 @@ void ElementUpdate(Stream& stream, const ElementUpdateArgs& args) {
 
 namespace {
 
-StateForm FormOf(const TensorView& state, const TensorView& scales, int64_t n) {
+// `fp8_type`: of a state of fp8.
+StateForm FormOf(const TensorView& state, const TensorView& scales, DType fp8_type, int64_t n) {
   RequireFlat(state, n, state.dtype);
-  const bool fp8 = state.dtype == DType::kF8E4M3;
+  const bool fp8 = state.dtype == fp8_type;
   CHECK_MSG(fp8 || state.dtype == DType::kF32 || state.dtype == DType::kBF16,
             "fp32, bf16 or fp8 is expected");
   CHECK_MSG(scales.present() == fp8 || n == 0, "fp8 states have scales, others have not");
@@ -170,8 +171,9 @@ void GroupedUpdate(Stream& stream, const GroupedUpdateArgs& args) {
   RequireMainWeight(update, n);
   RequireGradient(update.g);
   GroupedUpdateParams params = {};
-  params.m_form = FormOf(update.m, args.m_scales, n);
-  params.v_form = update.v.present() ? FormOf(update.v, args.v_scales, n) : StateForm::kF32;
+  params.m_form = FormOf(update.m, args.m_scales, DType::kF8E4M3, n);
+  params.v_form =
+      update.v.present() ? FormOf(update.v, args.v_scales, DType::kU8, n) : StateForm::kF32;
   int32_t variant = -1;
   scalar::ForEachRule([&](auto rule) {
     using Rule = decltype(rule);
@@ -243,9 +245,9 @@ void WeightUpdate(Stream& stream, const WeightUpdateArgs& args) {
   const int64_t edge = plan::BlockEdge(target.recipe);
   WeightUpdateParams params = {};
   params.grouped.update = ParamsOf(update, n);
-  params.grouped.m_form = FormOf(update.m, args.update.m_scales, n);
+  params.grouped.m_form = FormOf(update.m, args.update.m_scales, DType::kF8E4M3, n);
   params.grouped.v_form =
-      update.v.present() ? FormOf(update.v, args.update.v_scales, n) : StateForm::kF32;
+      update.v.present() ? FormOf(update.v, args.update.v_scales, DType::kU8, n) : StateForm::kF32;
   params.grouped.m_scales = args.update.m_scales.As<uint8_t>();
   params.grouped.v_scales = args.update.v_scales.As<uint8_t>();
   params.amax = target.amax.As<uint32_t>();

@@ -49,7 +49,7 @@ constexpr Form kForms[] = {
     {"bf16", false, true, DType::kF32, DType::kBF16, DType::kBF16},
     {"bf16-gradient", false, true, DType::kBF16, DType::kBF16, DType::kBF16},
     {"fp8-bf16", false, true, DType::kF32, DType::kF8E4M3, DType::kBF16},
-    {"fp8", false, true, DType::kF32, DType::kF8E4M3, DType::kF8E4M3},
+    {"fp8", false, true, DType::kF32, DType::kF8E4M3, DType::kU8},
     {"fp8_block", true, false, DType::kF32, DType::kF32, DType::kF32, plan::Recipe::kFloat8Block},
     {"mxfp8", true, false, DType::kF32, DType::kF32, DType::kF32, plan::Recipe::kMxFp8}};
 
@@ -187,7 +187,7 @@ void Update(const Form& form, const Tensor& tensor, int64_t begin, int64_t count
   if (form.mean == DType::kF8E4M3) {
     args.m_scales = tensor.mean_scales.View(begin / kUpdateGroup, groups);
   }
-  if (form.square == DType::kF8E4M3) {
+  if (form.square == DType::kU8) {
     args.v_scales = tensor.square_scales.View(begin / kUpdateGroup, groups);
   }
   GroupedUpdate(stream, args);

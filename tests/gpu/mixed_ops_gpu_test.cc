@@ -185,9 +185,8 @@ TEST_F(GpuMixedOpsTest, GroupedUpdatesGiveTheBitsOfTheCpu) {
   const CudaMemory memory =
       *TheGpu().device->AllocatePinned(static_cast<int64_t>(cut.size() * sizeof(UpdatePiece)));
   std::memcpy(memory.data(), cut.data(), cut.size() * sizeof(UpdatePiece));
-  constexpr DType kTypes[] = {DType::kF32, DType::kBF16, DType::kF8E4M3};
-  for (const DType mean : kTypes) {
-    for (const DType square : kTypes) {
+  for (const DType mean : {DType::kF32, DType::kBF16, DType::kF8E4M3}) {
+    for (const DType square : {DType::kF32, DType::kBF16, DType::kU8}) {
       for (const DType gradient : {DType::kF32, DType::kBF16}) {
         Twin main = Twin::Normal(DType::kF32, kAll, 1);
         Twin g = Twin::Normal(gradient, kAll, 2);
@@ -214,7 +213,7 @@ TEST_F(GpuMixedOpsTest, GroupedUpdatesGiveTheBitsOfTheCpu) {
             if (mean == DType::kF8E4M3) {
               args.m_scales = at(m_scales);
             }
-            if (square == DType::kF8E4M3) {
+            if (square == DType::kU8) {
               args.v_scales = at(v_scales);
             }
             GroupedUpdate(*stream, args);

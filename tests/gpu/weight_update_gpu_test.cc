@@ -113,7 +113,7 @@ class Weight {
     if (states_.mean == DType::kF8E4M3) {
       args.update.m_scales = at(m_scales_);
     }
-    if (states_.square == DType::kF8E4M3) {
+    if (states_.square == DType::kU8) {
       args.update.v_scales = at(v_scales_);
     }
     if (of_.recipe == Recipe::kNvFp4) {
@@ -183,11 +183,12 @@ class Weight {
 
 TEST_F(GpuWeightUpdateTest, GivesTheBitsOfTheOpsThatItFuses) {
   constexpr DType kF8 = DType::kF8E4M3;
+  constexpr DType kSquareF8 = DType::kU8;
   const States kStates[] = {{},
                             {DType::kBF16, DType::kBF16, DType::kBF16},
-                            {kF8, kF8},
+                            {kF8, kSquareF8},
                             {kF8, DType::kBF16},
-                            {DType::kF32, kF8},
+                            {DType::kF32, kSquareF8},
                             {DType::kBF16, DType::kF32, DType::kF32, ElementRule::kLion},
                             {kF8, DType::kF32, DType::kBF16, ElementRule::kLion},
                             {DType::kF32, DType::kF32, DType::kF32, ElementRule::kSgd},

@@ -1,5 +1,5 @@
-// States in groups that share a scale: against a separately written oracle, which walks the table
-// of E4M3's values in fp64, and against themselves however a tensor is cut.
+// States in groups that share a scale: against a separately written oracle, which walks the tables
+// of E4M3's and UE5M3's values in fp64, and against themselves however a tensor is cut.
 
 #include "kernels/grouped_update.h"
 
@@ -20,16 +20,26 @@
 namespace ravel::kernels {
 namespace {
 
-// The finite values of E4M3 without sign, by code.
-std::vector<double> E4M3Table() {
+constexpr DType kFp8Mean = DType::kF8E4M3;
+constexpr DType kFp8Square = DType::kU8;
+constexpr DType kMeanTypes[] = {DType::kF32, DType::kBF16, kFp8Mean};
+constexpr DType kSquareTypes[] = {DType::kF32, DType::kBF16, kFp8Square};
+
+// The finite values of a format with three bits of mantissa, without sign, by code.
+std::vector<double> TableOf(int codes, int bias) {
   std::vector<double> values;
-  for (int code = 0; code < 127; ++code) {
-    const int exponent = code >> 3;
-    const int mantissa = code & 7;
-    values.push_back(exponent == 0 ? std::ldexp(mantissa, -9)
-                                   : std::ldexp(8 + mantissa, exponent - 10));
+  for (int code = 0; code < codes; ++code) {
+    const int exponent = std::max(1, code >> 3);
+    const int mantissa = (code & 7) + (code < 8 ? 0 : 8);
+    values.push_back(std::ldexp(mantissa, exponent - bias - 3));
   }
   return values;
+}
+std::vector<double> E4M3Table() {
+  return TableOf(127, 7);
+}
+std::vector<double> UE5M3Table() {
+  return TableOf(255, 15);
 }
 
 // The smallest exponent e from -127 on for which amax <= 448 * 2^e.
@@ -54,35 +64,43 @@ TEST(Fp8State, AScaleIsTheSmallestPowerThatHoldsTheGroup) {
     EXPECT_LE(over, 1.0 + 1e-7) << amax;
     EXPECT_GE(mean, ScaleExponent(amax) - 1);
     EXPECT_LE(mean, ScaleExponent(amax) + 1);
-    const int root = scalar::ScaleOfSquares(std::bit_cast<uint32_t>(amax)) - 127;
-    EXPECT_LE(std::sqrt(static_cast<double>(amax)) / std::ldexp(448.0, root), 1.0 + 1e-6) << amax;
+    const int square = scalar::ScaleOfSquares(std::bit_cast<uint32_t>(amax)) - 127;
+    EXPECT_LE(static_cast<double>(amax) / std::ldexp(114688.0, square), 1.0 + 1e-7) << amax;
+    EXPECT_EQ(square, std::max(-127, mean - 8)) << amax;
   }
 }
 
-// All draws: as many go up as the value is from the code below, in its square.
+TEST(Fp8State, ValuesOfSquaresAreThoseOfTheTable) {
+  const std::vector<double> table = UE5M3Table();
+  for (size_t code = 0; code < table.size(); ++code) {
+    EXPECT_EQ(static_cast<double>(scalar::UE5M3Value(static_cast<uint8_t>(code))), table[code]);
+  }
+  EXPECT_EQ(table.back(), 114688.0);
+  EXPECT_TRUE(std::isnan(scalar::UE5M3Value(0xFF)));
+}
+
+// All draws: as many go up as the value is from the code below, in units of 2^-16.
 TEST(Fp8State, SquaresAreRoundedWithoutBias) {
-  const std::vector<double> table = E4M3Table();
+  const std::vector<double> table = UE5M3Table();
   std::mt19937_64 random(2);
   std::uniform_real_distribution<double> uniform(0.0, 1.0);
   for (int i = 0; i < 300; ++i) {
-    const double root = table[1] + uniform(random) * uniform(random) * (448.0 - table[1]);
-    const auto v = static_cast<float>(root * root);
-    const uint8_t scale = 127;  // 1
+    const auto v = static_cast<float>(std::ldexp(1.0 + uniform(random), i % 32 - 16));
     size_t low = 0;
-    while (low + 1 < table.size() && table[low + 1] * table[low + 1] <= static_cast<double>(v)) {
+    while (low + 1 < table.size() && table[low + 1] <= static_cast<double>(v)) {
       ++low;
     }
-    const double below = table[low] * table[low];
-    const double gap = table[low + 1] * table[low + 1] - below;
-    const double share = (static_cast<double>(v) - below) / gap;
-    const auto expected = static_cast<int64_t>(std::ceil(65536.0 * share));
+    const bool is_last = low + 1 == table.size();
+    const double share =
+        is_last ? 0 : (static_cast<double>(v) - table[low]) / (table[low + 1] - table[low]);
     int64_t up = 0;
     for (uint32_t draw = 0; draw < 65536; ++draw) {
-      const uint8_t code = scalar::EncodeSquare(v, scale, draw);
+      const uint8_t code = scalar::EncodeSquare(v, 127, draw);
       ASSERT_TRUE(code == low || code == low + 1) << v;
       up += code == low + 1 ? 1 : 0;
     }
-    EXPECT_EQ(up, expected) << v;
+    // Below the smallest normal value the sum of value and draw is rounded to fp32.
+    EXPECT_NEAR(static_cast<double>(up), std::floor(65536.0 * share), v < 0x1p-14f ? 1 : 0) << v;
   }
 }
 
@@ -93,8 +111,9 @@ TEST(Fp8State, ASquareAboveZeroIsNeverZero) {
     }
   }
   EXPECT_EQ(scalar::EncodeSquare(0.0f, 0, 0), 0);
-  EXPECT_EQ(scalar::EncodeSquare(448.0f * 448.0f, 127, 0), 0x7E);
-  EXPECT_EQ(scalar::EncodeSquare(448.0f * 448.0f, 127, 65535), 0x7E);
+  EXPECT_EQ(scalar::EncodeSquare(114688.0f, 127, 0), 0xFE);
+  EXPECT_EQ(scalar::EncodeSquare(114688.0f, 127, 65535), 0xFE);
+  EXPECT_EQ(scalar::EncodeSquare(std::numeric_limits<float>::quiet_NaN(), 127, 0), 0xFF);
 }
 
 // Tensors of rows of 200 and of 36 elements, and one of 300 in one row.
@@ -168,10 +187,10 @@ class GroupedUpdateTest : public ::testing::Test {
                    .seed = 77,
                    .step = step,
                    .scalars = scalars}};
-    if (m == DType::kF8E4M3) {
+    if (m == kFp8Mean) {
       args.m_scales = Flat(state.m_scales.data(), kScales, DType::kU8);
     }
-    if (v == DType::kF8E4M3) {
+    if (v == kFp8Square) {
       args.v_scales = Flat(state.v_scales.data(), kScales, DType::kU8);
     }
     return args;
@@ -188,9 +207,9 @@ class GroupedUpdateTest : public ::testing::Test {
 };
 
 TEST_F(GroupedUpdateTest, CutsOfATensorChangeNoBit) {
-  for (const auto& [m, v] : {std::pair{DType::kF8E4M3, DType::kF8E4M3},
-                             std::pair{DType::kF8E4M3, DType::kBF16},
-                             std::pair{DType::kBF16, DType::kF8E4M3},
+  for (const auto& [m, v] : {std::pair{kFp8Mean, kFp8Square},
+                             std::pair{kFp8Mean, DType::kBF16},
+                             std::pair{DType::kBF16, kFp8Square},
                              std::pair{DType::kF32, DType::kBF16}}) {
     State whole = start_;
     State rows = start_;
@@ -216,9 +235,8 @@ TEST_F(GroupedUpdateTest, EveryInstructionSetGivesTheSameBits) {
     cpu::UseBestSimdPath();
     return state;
   };
-  constexpr DType kTypes[] = {DType::kF32, DType::kBF16, DType::kF8E4M3};
-  for (const DType m : kTypes) {
-    for (const DType v : kTypes) {
+  for (const DType m : kMeanTypes) {
+    for (const DType v : kSquareTypes) {
       const State portable = run(cpu::SimdPath::kPortable, m, v);
       for (const cpu::SimdPath path : {cpu::SimdPath::kAvx2, cpu::SimdPath::kAvx512}) {
         if (cpu::RunsHere(path)) {
@@ -244,11 +262,12 @@ TEST_F(GroupedUpdateTest, WideStatesAreThoseOfThePlainUpdate) {
 // One step from zero: each stored value is the code below or above the exact one.
 TEST_F(GroupedUpdateTest, CodesAreNeighboursOfTheNewValues) {
   State state = start_;
-  Run(state, DType::kF8E4M3, DType::kF8E4M3, 0, Pieces(100));
+  Run(state, kFp8Mean, kFp8Square, 0, Pieces(100));
   State exact = start_;
   Run(exact, DType::kF32, DType::kF32, 0, Pieces(100));
   EXPECT_EQ(state.main, exact.main);  // the step is that of the unrounded states
   const std::vector<double> table = E4M3Table();
+  const std::vector<double> squares = UE5M3Table();
   int64_t offset = 0;
   size_t group = 0;
   for (const Tensor& tensor : kTensors) {
@@ -268,10 +287,10 @@ TEST_F(GroupedUpdateTest, CodesAreNeighboursOfTheNewValues) {
           ASSERT_LE(code == 0 ? 0.0 : table[code - 1], magnitude);
           ASSERT_GE(code == 126 ? 448.0 * 1.000001 : table[code + 1], magnitude);
           ASSERT_EQ(state.m[at] >> 7, std::signbit(m) ? 1 : 0);
-          const size_t root_code = state.v[at];
-          const double root = std::sqrt(static_cast<double>(v)) / v_scale;
-          ASSERT_LE(root_code == 0 ? 0.0 : table[root_code - 1], root);
-          ASSERT_GE(root_code == 126 ? 448.0 * 1.000001 : table[root_code + 1], root);
+          const size_t square_code = state.v[at];
+          const double square = static_cast<double>(v) / v_scale;
+          ASSERT_LE(square_code == 0 ? 0.0 : squares[square_code - 1], square);
+          ASSERT_GE(square_code == 254 ? 114688.0 * 1.000001 : squares[square_code + 1], square);
         }
       }
     }
@@ -281,7 +300,7 @@ TEST_F(GroupedUpdateTest, CodesAreNeighboursOfTheNewValues) {
 TEST_F(GroupedUpdateTest, Fp8StateZeroGroupStaysZero) {
   std::fill(gradient_.begin(), gradient_.end(), 0.0f);
   State state = start_;
-  Run(state, DType::kF8E4M3, DType::kF8E4M3, 3, Pieces(100));
+  Run(state, kFp8Mean, kFp8Square, 3, Pieces(100));
   EXPECT_EQ(state.m, start_.m);
   EXPECT_EQ(state.v, start_.v);
   EXPECT_EQ(state.m_scales, start_.m_scales);
@@ -291,7 +310,7 @@ TEST_F(GroupedUpdateTest, Fp8StateZeroGroupStaysZero) {
   const State before = state;
   const int32_t apply = 0;
   std::fill(gradient_.begin(), gradient_.end(), std::numeric_limits<float>::infinity());
-  GroupedUpdateArgs args = ArgsOf(state, DType::kF8E4M3, DType::kF8E4M3, 4);
+  GroupedUpdateArgs args = ArgsOf(state, kFp8Mean, kFp8Square, 4);
   const std::vector<UpdatePiece> pieces = Pieces(100);
   args.update.table = {.pieces = pieces.data(), .count = std::ssize(pieces)};
   args.update.apply = &apply;
@@ -302,15 +321,14 @@ TEST_F(GroupedUpdateTest, Fp8StateZeroGroupStaysZero) {
 // Every type of state: a group of which one element moves, and one of magnitudes whose squares just
 // fit into fp32. What does not move stays zero, and what moves is neither zero nor infinite.
 TEST_F(GroupedUpdateTest, OneLiveElementAndTheLargestMagnitudesStayFinite) {
-  constexpr DType kTypes[] = {DType::kF32, DType::kBF16, DType::kF8E4M3};
   constexpr int64_t kLive = 7;
   constexpr float kLargest = 0x1p62f;
   for (const float size : {1e-6f, 1.0f, kLargest}) {
     for (int64_t i = 0; i < kElements; ++i) {
       gradient_[static_cast<size_t>(i)] = size == kLargest || i == kLive ? size : 0.0f;
     }
-    for (const DType m : kTypes) {
-      for (const DType v : kTypes) {
+    for (const DType m : kMeanTypes) {
+      for (const DType v : kSquareTypes) {
         State state = start_;
         for (uint32_t step = 0; step < 3; ++step) {
           Run(state, m, v, step, Pieces(100));
@@ -354,7 +372,7 @@ TEST_F(GroupedUpdateTest, DrawsFollowIndicesOf64Bits) {
                           .row = 128,
                           .first_scale = row});
       }
-      Run(state, DType::kF8E4M3, DType::kF8E4M3, 0, pieces);
+      Run(state, kFp8Mean, kFp8Square, 0, pieces);
       return state;
     };
     const State low = run(0, 8);
@@ -384,7 +402,7 @@ TEST_F(GroupedUpdateTest, AnElementIsRoundedByItsHalf) {
     }
     cpu::UseSimdPath(path);
     State state = start_;
-    GroupedUpdateArgs args = ArgsOf(state, DType::kF8E4M3, DType::kBF16, 3);
+    GroupedUpdateArgs args = ArgsOf(state, kFp8Mean, DType::kBF16, 3);
     args.update.table = {.pieces = &piece, .count = 1};
     GroupedUpdate(stream_, args);
     cpu::UseBestSimdPath();
@@ -418,7 +436,7 @@ TEST_F(GroupedUpdateTest, Fp8VTracksFp32AfterDrop) {
       for (float& g : gradient_) {
         g = sigma * normal(random);
       }
-      Run(narrow, DType::kF8E4M3, DType::kF8E4M3, step, Pieces(100));
+      Run(narrow, kFp8Mean, kFp8Square, step, Pieces(100));
       Run(wide, DType::kF32, DType::kF32, step, Pieces(100));
     }
   };

@@ -296,7 +296,7 @@ void RunMixedUpdates(Bench& bench) {
       {"remainder, bf16 states", true, DType::kF32, DType::kBF16, DType::kBF16, 20},
       {"remainder, bf16 gradient and states", true, DType::kBF16, DType::kBF16, DType::kBF16, 18},
       {"remainder, fp8,bf16 states", true, DType::kF32, DType::kF8E4M3, DType::kBF16, 18},
-      {"remainder, fp8 states", true, DType::kF32, DType::kF8E4M3, DType::kF8E4M3, 16}};
+      {"remainder, fp8 states", true, DType::kF32, DType::kF8E4M3, DType::kU8, 16}};
   for (const Form& form : kForms) {
     GroupedUpdateArgs args = {.update = {.weight = flat(DType::kBF16),
                                          .g = flat(form.gradient),
@@ -306,7 +306,7 @@ void RunMixedUpdates(Bench& bench) {
     (form.split ? args.update.remainder : args.update.main_weight) =
         flat(form.split ? DType::kI16 : DType::kF32);
     args.m_scales = form.mean == DType::kF8E4M3 ? flat(DType::kU8) : TensorView{};
-    args.v_scales = form.square == DType::kF8E4M3 ? flat(DType::kU8) : TensorView{};
+    args.v_scales = form.square == DType::kU8 ? flat(DType::kU8) : TensorView{};
     args.update.scalars = MakeUpdateScalars({.learning_rate = 1e-4}, 1, 1.0f);
     args.update.table = {.pieces = pieces.data(), .count = 1};
     float* const gradient = args.update.g.As<float>();

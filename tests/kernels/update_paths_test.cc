@@ -41,12 +41,14 @@ std::vector<PathForm> AllForms() {
   for (const auto& [split, weight] : {std::pair{false, false}, {false, true}, {true, true}}) {
     for (const DType gradient : {DType::kF32, DType::kBF16}) {
       for (const DType mean : {DType::kF32, DType::kBF16, DType::kF8E4M3}) {
-        for (const DType square : {DType::kF32, DType::kBF16, DType::kF8E4M3}) {
+        for (const DType square : {DType::kF32, DType::kBF16, DType::kU8}) {
           forms.push_back({split, weight, gradient, mean, square});
         }
         forms.push_back({split, weight, gradient, mean, DType::kF32, ElementRule::kLion});
         if (weight && !split) {
-          forms.push_back({split, weight, gradient, mean, mean, ElementRule::kAdamW, DType::kF16});
+          const DType square = mean == DType::kF8E4M3 ? DType::kU8 : mean;
+          forms.push_back(
+              {split, weight, gradient, mean, square, ElementRule::kAdamW, DType::kF16});
         }
       }
     }
@@ -127,7 +129,7 @@ class UpdatePathsTest : public ::testing::Test {
     if (form.mean == DType::kF8E4M3) {
       args.m_scales = FlatOf(tensor.mean_scales.data(), kPathScales, DType::kU8);
     }
-    if (form.square == DType::kF8E4M3 && form.rule == ElementRule::kAdamW) {
+    if (form.square == DType::kU8 && form.rule == ElementRule::kAdamW) {
       args.v_scales = FlatOf(tensor.square_scales.data(), kPathScales, DType::kU8);
     }
     args.update.scalars.learning_rate = 1e-2f;
@@ -179,8 +181,8 @@ TEST_F(UpdatePathsTest, EveryInstructionSetGivesTheBitsOfThePlainLoops) {
 
 // Scales of every power of two: where the short ways of fp8 groups end, and beyond.
 TEST_F(UpdatePathsTest, ScalesOfEveryPowerGiveTheBitsOfThePlainLoops) {
-  constexpr DType kFp8 = DType::kF8E4M3;
-  const PathForm form = {.split = true, .weight = true, .mean = kFp8, .square = kFp8};
+  const PathForm form = {
+      .split = true, .weight = true, .mean = DType::kF8E4M3, .square = DType::kU8};
   for (int center = -140; center <= 126; ++center) {
     const PathTensor portable = Steps(cpu::SimdPath::kPortable, form, 3, 2, center);
     for (const cpu::SimdPath path : {cpu::SimdPath::kAvx2, cpu::SimdPath::kAvx512}) {

@@ -89,6 +89,8 @@ class StepLoader {
       : step_(std::move(step)), inventory_(inventory), optimizer_(optimizer) {}
   // The tensor's roles that a job reads: frozen tensors have weights only.
   std::vector<plan::StateRole> RolesOf(const plan::TensorSpec& tensor) const;
+  // The type of a role that training.optimizer.stateDtype: fp8 is of; nullopt of others.
+  std::optional<DType> Fp8TypeOf(plan::StateRole role) const;
   // True if a role's values may be of that type.
   bool CanRead(plan::StateRole role, DType stored) const;
   absl::Status CompareOptimizer() const;

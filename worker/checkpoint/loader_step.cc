@@ -83,22 +83,31 @@ std::vector<plan::StateRole> StepLoader::RolesOf(const plan::TensorSpec& tensor)
     const ckpt::TensorRecord* saved =
         manifest().FindTensor(plan::StateKey(tensor.name, scaled.role));
     if (state.shape != plan::StateShape::kScale ||
-        (saved != nullptr && saved->stored_dtype == DType::kF8E4M3)) {
+        (saved != nullptr && plan::IsFp8State(saved->stored_dtype))) {
       roles.push_back(state.role);
     }
   }
   return roles;
 }
 
-// States are saved in the type that they lived in.
-bool StepLoader::CanRead(plan::StateRole role, DType stored) const {
-  bool chosen = false;
+std::optional<DType> StepLoader::Fp8TypeOf(plan::StateRole role) const {
   if (role != plan::StateRole::kParam) {
     for (const plan::StateSpec& state : plan::StatesOf(*optimizer_)) {
-      chosen = chosen || (state.role == role && state.element != plan::StateElement::kF32);
+      if (state.role == role && state.element != plan::StateElement::kF32) {
+        return plan::StateTypeOf(state, plan::kFp8States);
+      }
     }
   }
-  return stored == DType::kF32 || (chosen && (stored == DType::kBF16 || stored == DType::kF8E4M3));
+  return std::nullopt;
+}
+
+// States are saved in the type that they lived in.
+bool StepLoader::CanRead(plan::StateRole role, DType stored) const {
+  if (stored == DType::kF32) {
+    return true;
+  }
+  const std::optional<DType> fp8 = Fp8TypeOf(role);
+  return fp8.has_value() && (stored == DType::kBF16 || stored == *fp8);
 }
 
 DType StepLoader::StoredType(plan::StateRole role) const {
@@ -137,6 +146,7 @@ std::string StepLoader::CompareTensor(const plan::TensorSpec& tensor, plan::Stat
     return absl::StrCat(
         key, ": shape ", ShapeText(found->shape), ", the job has ", ShapeText(expected));
   }
+  const std::optional<DType> fp8 = Fp8TypeOf(role);
   if (!CanRead(role, found->stored_dtype) || found->dtype != found->stored_dtype ||
       found->role != static_cast<ckpt::TensorRole>(role)) {
     return absl::StrCat(key,
@@ -145,7 +155,8 @@ std::string StepLoader::CompareTensor(const plan::TensorSpec& tensor, plan::Stat
                         " stored as ",
                         std::string(DTypeName(found->stored_dtype)),
                         ", expected F32",
-                        CanRead(role, DType::kBF16) ? ", BF16 or F8_E4M3" : "");
+                        fp8.has_value() ? ", BF16 or " : "",
+                        fp8.has_value() ? std::string(DTypeName(*fp8)) : "");
   }
   return "";
 }
@@ -264,7 +275,7 @@ absl::Status StepLoader::ReadPieces(plan::StateRole role,
     RETURN_IF_ERROR(ReadPiece(index, piece, StoredPart(out, stored), share));
     if (stored == DType::kBF16) {
       WidenBf16(out);
-    } else if (stored == DType::kF8E4M3) {
+    } else if (plan::IsFp8State(stored)) {
       RETURN_IF_ERROR(WidenFp8(role, piece, out, share));
     }
   }
@@ -306,13 +317,13 @@ absl::Status StepLoader::WidenFp8(plan::StateRole role,
   std::vector<float> scales(Size(of_scales.elements()));
   RETURN_IF_ERROR(ReadPieces(*plan::ScaleRoleOf(role), {&of_scales, 1}, scales, share));
   const bool square = role == plan::StateRole::kExpAvgSq;
-  const std::span<const std::byte> codes = StoredPart(out, DType::kF8E4M3);
+  const std::span<const std::byte> codes = StoredPart(out, DType::kU8);
   const int64_t row = plan::StateRow(piece.item.length);
   size_t scale = 0;
   for (int64_t i = 0; i < piece.elements(); ++i) {
     scale += i > 0 && (i % row == 0 || i % row % plan::kStateGroup == 0) ? 1 : 0;
-    const float root = Fp8E4M3ToFloat(static_cast<uint8_t>(codes[Size(i)])) * scales[scale];
-    const float value = square ? root * root : root;
+    const auto code = static_cast<uint8_t>(codes[Size(i)]);
+    const float value = scales[scale] * (square ? plan::SquareOfCode(code) : Fp8E4M3ToFloat(code));
     std::memcpy(out.data() + Size(i) * sizeof(value), &value, sizeof(value));
   }
   return absl::OkStatus();

@@ -172,7 +172,7 @@ absl::Status ReadStored(shard::HostAccess& memory,
     const shard::ParameterGroup::Stored stored = group.StoredAt(first + begin, count);
     if (joined) {
       RETURN_IF_ERROR(ReadJoined(memory, stored, chunk));
-    } else if (state.dtype == DType::kF8E4M3) {
+    } else if (plan::IsFp8State(state.dtype)) {
       RETURN_IF_ERROR(ReadDecoded(memory, group, role, first + begin, chunk));
     } else {
       RETURN_IF_ERROR(ReadWidened(memory, StateOf(group, role, first + begin, count), chunk));
@@ -218,7 +218,7 @@ absl::Status WriteCodes(shard::HostAccess& memory,
                         std::span<const float> scales) {
   const size_t slot = plan::BufferStateIndex(group.optimizer(), role);
   const shard::ParameterGroup::Stored stored = group.StoredAt(0, group.shard_elements());
-  CHECK(stored.states[slot].dtype == DType::kF8E4M3);
+  CHECK(plan::IsFp8State(stored.states[slot].dtype));
   CHECK_EQ(std::ssize(codes), group.shard_elements());
   CHECK_LE(std::ssize(scales), stored.scales[slot].elements());
   std::vector<uint8_t> exponents(scales.size());

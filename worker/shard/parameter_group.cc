@@ -94,7 +94,7 @@ void ParameterGroup::BindScales(const plan::ShardingPlan& plan,
                                 const ArenaBuffers& buffers,
                                 int slot) {
   State& state = At(states_, slot);
-  if (state.dtype != DType::kF8E4M3) {
+  if (!plan::IsFp8State(state.dtype)) {
     return;
   }
   const plan::BufferId scales = FindOf(plan, BufferKind::kStateScale, index_, 0, slot);

@@ -70,7 +70,7 @@ absl::Status FillCodes(RankEngine& engine,
                        const PiecesToRead& pieces,
                        checkpoint::StepLoader& loader) {
   const DType saved = loader.StoredType(role);
-  if (saved != DType::kF8E4M3) {
+  if (!plan::IsFp8State(saved)) {
     return absl::FailedPreconditionError(absl::StrCat(plan::StateName(role),
                                                       ": saved as ",
                                                       std::string(DTypeName(saved)),
@@ -147,7 +147,7 @@ absl::Status ReadGroups(const plan::ShardingPlan& plan,
     RETURN_IF_ERROR(read(plan::StateRole::kParam));
     if (group.layout().trainable) {
       for (const plan::StateSpec& state : plan::BufferStatesOf(plan.options.optimizer)) {
-        const bool fp8 = optim::StoredType(group, state.role) == DType::kF8E4M3;
+        const bool fp8 = plan::IsFp8State(optim::StoredType(group, state.role));
         RETURN_IF_ERROR(
             fp8 ? FillCodes(engine, group, state.role, {group.pieces(), counted}, loader)
                 : read(state.role));

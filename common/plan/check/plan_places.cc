@@ -195,7 +195,7 @@ absl::Status CheckState(const ProgramOptions& options, const ProgramBuffer& buff
   if (buffer.slot < 0 || buffer.slot >= states) {
     return Fault(buffer, "K13", "is no state of the optimizer");
   }
-  return scales && StateBufferType(options, buffer.slot) != DType::kF8E4M3
+  return scales && !IsFp8State(StateBufferType(options, buffer.slot))
              ? Fault(buffer, "K13", "scales a state that is not fp8")
              : absl::OkStatus();
 }

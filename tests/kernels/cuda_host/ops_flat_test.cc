@@ -75,7 +75,7 @@ TEST(CudaAdamW, ManyTensorsOneLaunch) {
                 {.update = {.main_weight = v,
                             .g = v,
                             .m = memory.Vector(256 * kTensors, DType::kF8E4M3),
-                            .v = memory.Vector(256 * kTensors, DType::kF8E4M3),
+                            .v = memory.Vector(256 * kTensors, DType::kU8),
                             .table = table},
                  .m_scales = memory.Vector(2 * kTensors, DType::kU8),
                  .v_scales = memory.Vector(2 * kTensors, DType::kU8)});

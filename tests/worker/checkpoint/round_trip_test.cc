@@ -156,7 +156,7 @@ TEST(Bf16MomentsTest, OtherTypesAreRefusedByName) {
              "F16 stored as F16, expected F32, BF16 or F8_E4M3"},
         Case{"state.unit.0.tensor.0.weight.exp_avg_sq",
              DType::kI16,
-             "I16 stored as I16, expected F32, BF16 or F8_E4M3"},
+             "I16 stored as I16, expected F32, BF16 or U8"},
         Case{"unit.0.tensor.0.weight", DType::kI32, "I32 stored as I32, expected F32"},
         Case{
             "state.unit.0.tensor.0.weight.step", DType::kI32, "I32 stored as I32, expected F32"}}) {

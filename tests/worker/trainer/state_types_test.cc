@@ -101,7 +101,7 @@ TEST_P(StateTypes, ASaveHasStatesAsTheyLiveAndTheirScales) {
     return of_role[static_cast<ckpt::TensorRole>(role)];
   };
   const int parameters = count(plan::StateRole::kParam);
-  const auto scales = [&](DType type) { return type == DType::kF8E4M3 ? parameters : 0; };
+  const auto scales = [&](DType type) { return plan::IsFp8State(type) ? parameters : 0; };
   EXPECT_EQ(count(plan::StateRole::kExpAvgScale), scales(types().mean));
   EXPECT_EQ(count(plan::StateRole::kExpAvgSqScale), scales(types().square));
   ExpectVerifies(directory);

@@ -1,6 +1,7 @@
 #include "common/plan/layout/state_scales.h"
 
 #include <algorithm>
+#include <cmath>
 #include <map>
 #include <vector>
 
@@ -84,7 +85,7 @@ TEST(StateScales, CutsOfTheTensorAxisPartitionThemToo) {
     for (const int64_t tensor : {2, 4}) {
       JobSpec spec = testing::SpecOf(config, 4);
       spec.tensor = tensor;
-      spec.optimizer.state_types = {DType::kF8E4M3, DType::kF8E4M3};
+      spec.optimizer.state_types = kFp8States;
       const absl::StatusOr<ShardingPlan> plan =
           BuildShardingPlan({.spec = spec, .ranks = shards * tensor, .shared_memory = false});
       ASSERT_TRUE(plan.ok()) << plan.status();
@@ -118,6 +119,20 @@ TEST(StateScales, CutsOfTheTensorAxisPartitionThemToo) {
 
 TEST(StateScalesDeath, ACutInsideAGroupIsABug) {
   EXPECT_DEATH(StateGroups({4, 200}, 0, 130), "a cut inside a group");
+}
+
+TEST(StateScales, CodesOfSquaresAreAnEighthApart) {
+  EXPECT_EQ(SquareOfCode(0), 0.0f);
+  for (int code = 1; code < 0xFF; ++code) {
+    const int exponent = std::max(1, code / 8);
+    const float step = std::ldexp(1.0f, exponent - 18);
+    EXPECT_EQ(
+        SquareOfCode(static_cast<uint8_t>(code)) - SquareOfCode(static_cast<uint8_t>(code - 1)),
+        code % 8 == 0 && exponent > 1 ? step / 2 : step)
+        << code;
+  }
+  EXPECT_EQ(SquareOfCode(0xFE), 114688.0f);
+  EXPECT_TRUE(std::isnan(SquareOfCode(0xFF)));
 }
 
 }  // namespace

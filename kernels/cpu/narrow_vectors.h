@@ -17,9 +17,9 @@ namespace ravel::kernels::cpu {
 inline constexpr uint32_t kMagnitude = 0x7FFFFFFFu;
 
 static_assert(NarrowConstants().magnitude == kMagnitude);
+
 // A pair is 2 kLanes values in two vectors: those of even index and those of odd index, so that two
 // neighbours of 16 bits are the halves of one lane.
-inline constexpr uint32_t kHighWord = 0xFFFF0000u;
 
 template <typename V>
 typename V::I LowWord(typename V::I x) {

@@ -236,6 +236,13 @@ size_t FirstNotScale(std::span<const float> scales) {
   return Size(std::find_if(scales.begin(), scales.end(), other) - scales.begin());
 }
 
+size_t FirstNanCode(std::span<const std::byte> codes, bool square) {
+  const auto is_nan = [square](std::byte code) {
+    return (code | std::byte{square ? uint8_t{0} : uint8_t{0x80}}) == std::byte{0xFF};
+  };
+  return Size(std::find_if(codes.begin(), codes.end(), is_nan) - codes.begin());
+}
+
 size_t FirstNotBf16(std::span<const float> values) {
   const auto wide = [](float value) { return (std::bit_cast<uint32_t>(value) & 0xffffu) != 0; };
   return Size(std::find_if(values.begin(), values.end(), wide) - values.begin());

@@ -46,6 +46,9 @@ absl::Status WriteCodes(shard::HostAccess& memory,
                         std::span<const float> scales);
 // The first that is no scale of an fp8 state, or scales.size(): they are powers of two from 2^-127.
 size_t FirstNotScale(std::span<const float> scales);
+// The first code of an fp8 state that its format has for NaN, which no update writes, or
+// codes.size(). `square`: the codes are those of averages of squares.
+size_t FirstNanCode(std::span<const std::byte> codes, bool square);
 
 // The first of `values` that bf16 does not have, or values.size(). NaNs count as any other bits.
 size_t FirstNotBf16(std::span<const float> values);

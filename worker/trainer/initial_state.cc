@@ -63,6 +63,26 @@ struct PiecesToRead {
   const std::vector<plan::OwnedPiece>& counted;
 };
 
+// Updates read codes of NaN as if they were values, and write none.
+absl::Status CheckCodes(RankEngine& engine,
+                        plan::StateRole role,
+                        const std::vector<plan::OwnedPiece>& pieces,
+                        std::span<const std::byte> codes) {
+  for (const plan::OwnedPiece& piece : pieces) {
+    const std::span<const std::byte> part =
+        codes.subspan(Size(piece.shard_offset), Size(piece.elements()));
+    const size_t at = optim::FirstNanCode(part, role == plan::StateRole::kExpAvgSq);
+    if (at != part.size()) {
+      const plan::TensorSpec& tensor = engine.tensor(piece.tensor);
+      return absl::DataLossError(absl::StrCat(plan::StateKey(tensor.name, role),
+                                              ": the code of element ",
+                                              piece.IndexOf(tensor.shape, static_cast<int64_t>(at)),
+                                              " is NaN, which no state has"));
+    }
+  }
+  return absl::OkStatus();
+}
+
 // An fp8 state takes the codes and scales of a save of fp8, as they are.
 absl::Status FillCodes(RankEngine& engine,
                        const shard::ParameterGroup& group,
@@ -95,6 +115,7 @@ absl::Status FillCodes(RankEngine& engine,
     return absl::DataLossError(absl::StrCat(
         plan::StateName(scale_role), ": ", scales[at], " is no power of two from 2^-127 on"));
   }
+  RETURN_IF_ERROR(CheckCodes(engine, role, pieces.stored, codes));
   return WithCode(optim::WriteCodes(engine.memory(), group, role, codes, scales),
                   ExitCode::kDevice);
 }

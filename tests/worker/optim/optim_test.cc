@@ -1,4 +1,5 @@
-// Schedules, the decision of a step, and the norm that no partition changes.
+// Schedules, the decision of a step, the norm that no partition changes, and what a loaded state
+// may not have.
 
 #include <algorithm>
 #include <bit>
@@ -19,6 +20,7 @@
 #include "worker/optim/norm_tree.h"
 #include "worker/optim/step_messages.h"
 #include "worker/optim/step_statistics.h"
+#include "worker/optim/stored_state.h"
 
 namespace ravel::optim {
 namespace {
@@ -320,6 +322,27 @@ TEST(LaneLosses, IgnoreTargetsOfMinusOneAndAddInTokenOrder) {
   add();  // the lane's next micro-batch
   EXPECT_EQ(lane.sum, 7.0);
   EXPECT_EQ(lane.tokens, 4);
+}
+
+TEST(StoredCodes, TheFirstThatIsNanIsFound) {
+  std::vector<std::byte> codes(256);
+  for (size_t i = 0; i < codes.size(); ++i) {
+    codes[i] = static_cast<std::byte>(i);
+  }
+  EXPECT_EQ(FirstNanCode(codes, false), 0x7Fu);
+  EXPECT_EQ(FirstNanCode(codes, true), 0xFFu);
+  codes[0x7F] = std::byte{0};
+  EXPECT_EQ(FirstNanCode(codes, false), 0xFFu);
+  codes[0xFF] = std::byte{0};
+  EXPECT_EQ(FirstNanCode(codes, false), codes.size());
+  EXPECT_EQ(FirstNanCode(codes, true), codes.size());
+}
+
+TEST(StoredCodes, TheFirstThatIsNoScaleIsFound) {
+  EXPECT_EQ(FirstNotScale({}), 0u);
+  for (const float bad : {0.0f, 3.0f, -1.0f, 0x1p-128f, std::numeric_limits<float>::quiet_NaN()}) {
+    EXPECT_EQ(FirstNotScale(std::vector<float>{0x1p-127f, 1.0f, 0x1p127f, bad, 1.0f}), 3u) << bad;
+  }
 }
 
 TEST(LaneLosses, TreeOverLanesDoesNotDependOnTheRanksThatSentThem) {

@@ -22,7 +22,7 @@ int64_t StateGroups(const Shape& shape, int64_t begin, int64_t end);
 Shape ScaleShape(const Shape& shape);
 
 // A square's code, UE5M3: E4M3 with the sign's bit in the exponent. 114688 is the largest, 0xFF is
-// NaN.
+// no code of a state and NaN here.
 float SquareOfCode(uint8_t code);
 
 }  // namespace ravel::plan

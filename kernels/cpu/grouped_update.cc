@@ -52,7 +52,10 @@ void UpdateBlocks(const GroupedUpdateArgs& args,
                        .step = step,
                        .rule = update.rule,
                        .scalars = scalars};
-  const int64_t row = piece.row > 0 ? piece.row : std::max<int64_t>(1, piece.elements);
+  // Rows matter where groups of fp8 states end with them.
+  const bool groups = args.m_scales.present() || args.v_scales.present();
+  const bool by_rows = groups && piece.row > 0 && piece.row % kUpdateGroup != 0;
+  const int64_t row = by_rows ? piece.row : std::max<int64_t>(1, piece.elements);
   int64_t scale = piece.first_scale;
   for (int64_t done = 0; done < piece.elements; done += block.elements) {
     const int64_t at = piece.offset + done;

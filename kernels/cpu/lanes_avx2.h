@@ -7,6 +7,8 @@
 
 #include <immintrin.h>
 
+#include "kernels/cpu/lanes_four.h"
+
 namespace ravel::kernels::cpu {
 
 struct Avx2Lanes {
@@ -45,6 +47,10 @@ struct Avx2Lanes {
   static void StoreBytes(uint8_t* p, I words) {
     const I packed = _mm256_permute4x64_epi64(_mm256_packus_epi16(words, words), 0b1000);
     _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm256_castsi256_si128(packed));
+  }
+  // The same of two vectors, one after the other.
+  static void StoreBytes(uint8_t* p, I first, I second) {
+    StoreAll(p, _mm256_permute4x64_epi64(_mm256_packus_epi16(first, second), 0b11011000));
   }
   // 2 kLanes floats: those of even index and those of odd index.
   static void LoadPairs(const float* p, F& even, F& odd) {
@@ -98,6 +104,7 @@ struct Avx2Lanes {
   static F Min(F a, F b) { return _mm256_min_ps(a, b); }
   // Without signs.
   static I MaxUnsigned(I a, I b) { return _mm256_max_epu32(a, b); }
+  static I MinUnsigned(I a, I b) { return _mm256_min_epu32(a, b); }
   static bool AnyAbove(I x, I most) {
     const I fits = _mm256_cmpeq_epi32(_mm256_min_epu32(x, most), x);
     return _mm256_movemask_epi8(fits) != -1;
@@ -118,6 +125,8 @@ struct Avx2Lanes {
   static I WordsUp(I x) { return _mm256_bslli_epi128(x, 2); }
   // Vectors of 16-bit words.
   static I SubWords(I a, I b) { return _mm256_sub_epi16(a, b); }
+  // Without signs; 0 where a < b.
+  static I SubWordsToZero(I a, I b) { return _mm256_subs_epu16(a, b); }
   template <int kBits>
   static I RightWords(I x) {
     return _mm256_srli_epi16(x, kBits);
@@ -127,13 +136,17 @@ struct Avx2Lanes {
         _mm_set_epi8(14, 15, 12, 13, 10, 11, 8, 9, 6, 7, 4, 5, 2, 3, 0, 1));
     return _mm256_shuffle_epi8(words, order);
   }
-  // True where a word is the same in both.
-  static bool AnyWord(I x, I y) { return _mm256_movemask_epi8(_mm256_cmpeq_epi16(x, y)) != 0; }
   static uint32_t ReduceMax(I x) {
     __m128i most = _mm_max_epu32(_mm256_castsi256_si128(x), _mm256_extracti128_si256(x, 1));
     most = _mm_max_epu32(most, _mm_shuffle_epi32(most, 0b01001110));
     most = _mm_max_epu32(most, _mm_shuffle_epi32(most, 0b10110001));
     return static_cast<uint32_t>(_mm_cvtsi128_si32(most));
+  }
+  // The largest of each of four vectors, and the smallest without signs, as four lanes: together
+  // they take half the steps.
+  static __m128i ReduceEachMax(I a, I b, I c, I d) { return ReduceEach<true>(a, b, c, d); }
+  static __m128i ReduceEachMin(F a, F b, F c, F d) {
+    return ReduceEach<false>(AsInt(a), AsInt(b), AsInt(c), AsInt(d));
   }
 
   // A constant in a register, where the compiler would read it from memory each time.
@@ -148,14 +161,19 @@ struct Avx2Lanes {
 
   // The same registers as half as many 64-bit lanes.
   static I Set64(uint64_t x) { return _mm256_set1_epi64x(static_cast<int64_t>(x)); }
-  // Numbers from `first` on in the order in which StoreBoth has them in memory in theirs.
+  // Numbers from `first` on in the order in which StoreBlocks has them in memory in theirs.
   static I Count64(uint64_t first) {
     return _mm256_add_epi64(Set64(first), _mm256_set_epi64x(3, 1, 2, 0));
   }
-  // Lane i of `low` and of `high` beside each other.
-  static void StoreBoth(uint64_t* p, I low, I high) {
-    StoreAll(p, _mm256_unpacklo_epi64(low, high));
-    StoreAll(p + kLanes / 2, _mm256_unpackhi_epi64(low, high));
+  // Blocks of scalar/philox.h: lane i of `low` and of `high` beside each other for 32 halves, and
+  // these with their bytes exchanged.
+  static void StoreBlocks(uint16_t* p, I low, I high) {
+    const I first = _mm256_unpacklo_epi64(low, high);
+    const I second = _mm256_unpackhi_epi64(low, high);
+    StoreAll(p, first);
+    StoreAll(p + 2 * kLanes, second);
+    StoreAll(p + 4 * kLanes, ExchangeBytes(first));
+    StoreAll(p + 6 * kLanes, ExchangeBytes(second));
   }
   // Product of the low halves.
   static I MulWide(I a, I b) { return _mm256_mul_epu32(a, b); }
@@ -164,6 +182,16 @@ struct Avx2Lanes {
   static I Xor(I a, I b, I c) { return _mm256_xor_si256(_mm256_xor_si256(a, b), c); }
 
  private:
+  template <bool kMost>
+  static __m128i ReduceEach(I a, I b, I c, I d) {
+    const auto of = [](I x, I y) {
+      return kMost ? _mm256_max_epu32(x, y) : _mm256_min_epu32(x, y);
+    };
+    const I ab = of(_mm256_unpacklo_epi32(a, b), _mm256_unpackhi_epi32(a, b));
+    const I cd = of(_mm256_unpacklo_epi32(c, d), _mm256_unpackhi_epi32(c, d));
+    return Four::Fold<kMost>(of(_mm256_unpacklo_epi64(ab, cd), _mm256_unpackhi_epi64(ab, cd)));
+  }
+
   // Two floats of the first half, two of the second, and so on: a half each.
   static F InOrder(F x) {
     return _mm256_castpd_ps(_mm256_permute4x64_pd(_mm256_castps_pd(x), 0b11011000));

@@ -6,6 +6,9 @@
 
 #include <immintrin.h>
 
+#include "kernels/cpu/lanes_four.h"
+#include "kernels/cpu/narrow_constants.h"
+
 namespace ravel::kernels::cpu {
 
 struct Avx512Lanes {
@@ -35,6 +38,10 @@ struct Avx512Lanes {
   }
   static void StoreBytes(uint8_t* p, I words) {
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtepi16_epi8(words));
+  }
+  static void StoreBytes(uint8_t* p, I first, I second) {
+    const I order = _mm512_set_epi64(7, 5, 3, 1, 6, 4, 2, 0);
+    StoreAll(p, _mm512_permutexvar_epi64(order, _mm512_packus_epi16(first, second)));
   }
   static void LoadPairs(const float* p, F& even, F& odd) {
     const F low = Load(p);
@@ -75,6 +82,7 @@ struct Avx512Lanes {
   static I Min(I a, I b) { return _mm512_min_epi32(a, b); }
   static F Min(F a, F b) { return _mm512_min_ps(a, b); }
   static I MaxUnsigned(I a, I b) { return _mm512_max_epu32(a, b); }
+  static I MinUnsigned(I a, I b) { return _mm512_min_epu32(a, b); }
   static Mask Less(I a, I b) { return _mm512_cmplt_epi32_mask(a, b); }
   static Mask Less(F a, F b) { return _mm512_cmp_ps_mask(a, b, _CMP_LT_OQ); }
   static bool Any(Mask mask) { return mask != 0; }
@@ -89,10 +97,11 @@ struct Avx512Lanes {
   static Mask IsNan(F x) { return _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q); }
   static Mask EitherIsNan(F a, F b) { return _mm512_cmp_ps_mask(a, b, _CMP_UNORD_Q); }
   static I Merge(I mask, I yes, I no) { return _mm512_ternarylogic_epi32(mask, yes, no, 0xCA); }
-  static I MergeHigh(I high, I low) { return _mm512_mask_blend_epi16(0xAAAAAAAAu, low, high); }
+  static I MergeHigh(I high, I low) { return Merge(Set(kNarrow.high_word), high, low); }
   static I WordsDown(I x) { return _mm512_bsrli_epi128(x, 2); }
   static I WordsUp(I x) { return _mm512_bslli_epi128(x, 2); }
   static I SubWords(I a, I b) { return _mm512_sub_epi16(a, b); }
+  static I SubWordsToZero(I a, I b) { return _mm512_subs_epu16(a, b); }
   template <int kBits>
   static I RightWords(I x) {
     return _mm512_srli_epi16(x, kBits);
@@ -102,8 +111,11 @@ struct Avx512Lanes {
         _mm512_broadcast_i32x4(_mm_set_epi8(14, 15, 12, 13, 10, 11, 8, 9, 6, 7, 4, 5, 2, 3, 0, 1));
     return _mm512_shuffle_epi8(words, order);
   }
-  static bool AnyWord(I x, I y) { return _mm512_cmpeq_epi16_mask(x, y) != 0; }
   static uint32_t ReduceMax(I x) { return static_cast<uint32_t>(_mm512_reduce_max_epu32(x)); }
+  static __m128i ReduceEachMax(I a, I b, I c, I d) { return ReduceEach<true>(a, b, c, d); }
+  static __m128i ReduceEachMin(F a, F b, F c, F d) {
+    return ReduceEach<false>(AsInt(a), AsInt(b), AsInt(c), AsInt(d));
+  }
 
   static F Held(F x) {
     asm("" : "+v"(x));  // NOLINT(hicpp-no-assembler)
@@ -117,9 +129,13 @@ struct Avx512Lanes {
   static I Count64(uint64_t first) {
     return _mm512_add_epi64(Set64(first), _mm512_set_epi64(7, 3, 6, 2, 5, 1, 4, 0));
   }
-  static void StoreBoth(uint64_t* p, I low, I high) {
-    StoreAll(p, _mm512_unpacklo_epi64(low, high));
-    StoreAll(p + kLanes / 2, _mm512_unpackhi_epi64(low, high));
+  static void StoreBlocks(uint16_t* p, I low, I high) {
+    const I first = _mm512_unpacklo_epi64(low, high);
+    const I second = _mm512_unpackhi_epi64(low, high);
+    StoreAll(p, first);
+    StoreAll(p + 2 * kLanes, ExchangeBytes(first));
+    StoreAll(p + 4 * kLanes, second);
+    StoreAll(p + 6 * kLanes, ExchangeBytes(second));
   }
   static I MulWide(I a, I b) { return _mm512_mul_epu32(a, b); }
   static I SwapHalves(I x) { return _mm512_shuffle_epi32(x, _MM_PERM_CDAB); }
@@ -127,6 +143,18 @@ struct Avx512Lanes {
   static I Xor(I a, I b, I c) { return _mm512_ternarylogic_epi32(a, b, c, 0x96); }
 
  private:
+  template <bool kMost>
+  static __m128i ReduceEach(I a, I b, I c, I d) {
+    const auto of = [](I x, I y) {
+      return kMost ? _mm512_max_epu32(x, y) : _mm512_min_epu32(x, y);
+    };
+    const I ab = of(_mm512_unpacklo_epi32(a, b), _mm512_unpackhi_epi32(a, b));
+    const I cd = of(_mm512_unpacklo_epi32(c, d), _mm512_unpackhi_epi32(c, d));
+    const I all = of(_mm512_unpacklo_epi64(ab, cd), _mm512_unpackhi_epi64(ab, cd));
+    return Four::Fold<kMost>(
+        Four::Fold<kMost>(_mm512_castsi512_si256(all), _mm512_extracti64x4_epi64(all, 1)));
+  }
+
   // first, first + step, ...
   static I Numbers(int first, int step) {
     const I count = _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);

@@ -23,9 +23,8 @@ struct NarrowConstants {
   uint32_t signed_code_bits = 0x87F00000u;
   uint32_t code_bits = 0x0FF00000u;  // without sign
   uint32_t draw_bits = 0x000FFFF0u;
-  uint32_t codes = 0x007F007Fu;
   uint32_t signs = 0x00800080u;
-  uint32_t nan_codes = 0x00FF00FFu;  // without sign
+  uint32_t unsigned_words = 0x7FFF7FFFu;
 };
 
 extern const NarrowConstants kNarrow;

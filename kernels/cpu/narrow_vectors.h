@@ -86,7 +86,7 @@ typename V::I Bf16StochasticWordsOf(typename V::F even, typename V::F odd, typen
   return HighWordsOf<V>(V::Add(V::AsInt(even), low), V::Add(V::AsInt(odd), high));
 }
 
-// Values of codes from 0 to 0x7F without sign, of which 0x7F is no value.
+// Values of codes from 0 to 0x7F without sign.
 template <typename V>
 typename V::F ValueOfCode(typename V::I code) {
   const auto normal = V::template Left<20>(V::Add(code, V::Set(scalar::E4M3::kRebias)));
@@ -94,14 +94,12 @@ typename V::F ValueOfCode(typename V::I code) {
   return V::Select(V::Less(code, V::Set(8u)), small, V::AsFloat(normal));
 }
 
-// E4M3Value.
+// The same with a sign.
 template <typename V>
 typename V::F E4M3ValueOf(typename V::I code) {
   const auto magnitude = V::And(code, V::Set(0x7Fu));
   const auto sign = V::template Left<24>(V::And(code, V::Set(0x80u)));
-  const auto nan = V::Less(V::Set(scalar::kLargestE4M3), magnitude);
-  const auto bits = V::Select(nan, V::Set(0x7FC00000u), V::AsInt(ValueOfCode<V>(magnitude)));
-  return V::AsFloat(V::Or(bits, sign));
+  return V::AsFloat(V::Or(V::AsInt(ValueOfCode<V>(magnitude)), sign));
 }
 
 // The scale of a group of codes. A code's bits at the top of a float are its value in units of
@@ -110,28 +108,28 @@ typename V::F E4M3ValueOf(typename V::I code) {
 template <typename V, bool kSquare>
 struct GroupScale {
   static constexpr uint32_t kShift = kSquare ? 112 : 120;
-  explicit GroupScale(uint8_t code)
-      : scale(V::Set(scalar::E8M0Value(code))),
+  explicit GroupScale(uint8_t scale_code)
+      : code(scale_code),
         factor(V::Set(std::bit_cast<float>((uint32_t{code} + kShift) << 23))),
         has_factor(code + kShift < 255) {}
+  typename V::F Scale() const { return V::Set(scalar::E8M0Value(code)); }
 
-  typename V::F scale;
+  uint8_t code;
   typename V::F factor;
-  bool has_factor;  // it is finite
+  bool has_factor;  // it is finite; a scale that is NaN has none
 };
 
-// E4M3Value * scale of 2 kLanes codes, as a pair.
-template <typename V>
+// DecodeMean of 2 kLanes codes, as a pair. kFactors: the scale has a factor.
+template <typename V, bool kFactors>
 void E4M3PairOf(const uint8_t* codes,
                 const GroupScale<V, false>& group,
                 typename V::F& even,
                 typename V::F& odd) {
   const auto words = V::LoadSignedBytes(codes);
-  const auto largest = V::Set(kNarrow.codes);
-  if (!group.has_factor || V::AnyWord(V::And(words, largest), largest)) {
+  if constexpr (!kFactors) {
     const auto bytes = V::LoadBytes(codes);
-    even = V::Mul(E4M3ValueOf<V>(LowWord<V>(bytes)), group.scale);
-    odd = V::Mul(E4M3ValueOf<V>(V::template Right<16>(bytes)), group.scale);
+    even = V::Mul(E4M3ValueOf<V>(LowWord<V>(bytes)), group.Scale());
+    odd = V::Mul(E4M3ValueOf<V>(V::template Right<16>(bytes)), group.Scale());
     return;
   }
   const auto value = [&](typename V::I top) {
@@ -146,22 +144,19 @@ template <typename V>
 typename V::F UE5M3ValueOf(typename V::I code) {
   const auto normal = V::template Left<20>(V::Add(code, V::Set(scalar::UE5M3::kRebias)));
   const auto small = V::Mul(V::ToFloat(code), V::Set(0x1p-17f));
-  const auto nan = V::Less(V::Set(scalar::UE5M3::kLargest), code);
-  return V::Select(nan,
-                   V::AsFloat(V::Set(0x7FC00000u)),
-                   V::Select(V::Less(code, V::Set(8u)), small, V::AsFloat(normal)));
+  return V::Select(V::Less(code, V::Set(8u)), small, V::AsFloat(normal));
 }
 
-// UE5M3Value * scale of 2 kLanes codes, as a pair.
-template <typename V>
+// DecodeSquare of 2 kLanes codes, as a pair.
+template <typename V, bool kFactors>
 void UE5M3PairOf(const uint8_t* codes,
                  const GroupScale<V, true>& group,
                  typename V::F& even,
                  typename V::F& odd) {
   const auto words = V::LoadBytes(codes);
-  if (!group.has_factor || V::AnyWord(words, V::Set(kNarrow.nan_codes))) {
-    even = V::Mul(UE5M3ValueOf<V>(LowWord<V>(words)), group.scale);
-    odd = V::Mul(UE5M3ValueOf<V>(V::template Right<16>(words)), group.scale);
+  if constexpr (!kFactors) {
+    even = V::Mul(UE5M3ValueOf<V>(LowWord<V>(words)), group.Scale());
+    odd = V::Mul(UE5M3ValueOf<V>(V::template Right<16>(words)), group.Scale());
     return;
   }
   even = V::Mul(V::AsFloat(V::template Left<20>(words)), group.factor);
@@ -169,7 +164,7 @@ void UE5M3PairOf(const uint8_t* codes,
                group.factor);
 }
 
-// E4M3Stochastic.
+// E4M3Stochastic of no NaN; 0 of NaN.
 template <typename V>
 typename V::I E4M3StochasticOf(typename V::F x, typename V::I random16) {
   const auto bits = V::AsInt(x);
@@ -183,10 +178,10 @@ typename V::I E4M3StochasticOf(typename V::F x, typename V::I random16) {
   const auto code =
       V::Min(V::Select(is_small, V::Truncate(steps), normal), V::Set(scalar::kLargestE4M3));
   const auto sign = V::And(V::template Right<24>(bits), V::Set(0x80u));
-  return V::Select(V::IsNan(x), V::Set(0x7Fu), V::Or(code, sign));
+  return V::Select(V::IsNan(x), V::Set(0u), V::Or(code, sign));
 }
 
-// UE5M3Stochastic.
+// UE5M3Stochastic of no NaN; 0 of NaN.
 template <typename V>
 typename V::I UE5M3StochasticOf(typename V::F x, typename V::I random16) {
   const auto magnitude = V::And(V::AsInt(x), V::Set(kMagnitude));
@@ -197,7 +192,7 @@ typename V::I UE5M3StochasticOf(typename V::F x, typename V::I random16) {
   const auto is_small = V::Less(magnitude, V::Set(scalar::UE5M3::kSmallestNormal));
   const auto code =
       V::Min(V::Select(is_small, V::Truncate(steps), normal), V::Set(scalar::UE5M3::kLargest));
-  return V::Select(V::IsNan(x), V::Set(scalar::UE5M3::kNan), code);
+  return V::Select(V::IsNan(x), V::Set(0u), code);
 }
 
 // Which values of a group take normal codes.
@@ -224,11 +219,11 @@ struct NormalCodes {
 
 // What the words of a normal float's top (sign, exponent and three bits of mantissa) are more than
 // its code in units of the scale.
-template <typename V, bool kSquare>
-typename V::I TopsOfCodeZero(uint8_t scale) {
+template <bool kSquare>
+uint32_t TopsOfCodeZero(uint8_t scale) {
   constexpr uint32_t kRebias = kSquare ? scalar::UE5M3::kRebias : scalar::E4M3::kRebias;
   const uint32_t top = kRebias + 8u * scale - 8u * 127u;
-  return V::Set(top << 16 | (top & 0xFFFFu));
+  return top << 16 | (top & 0xFFFFu);
 }
 
 // The words of tops of a pair, after the sum with random bits, which end where a code's bits begin;
@@ -240,8 +235,9 @@ typename V::I DrawnTops(typename V::F even, typename V::F odd, typename V::I ran
                         V::Add(V::AsInt(odd), V::And(V::template Right<12>(random), draw_bits)));
 }
 
-// EncodeMean of a pair of a normal group, as words. No sum is above the largest code: a scale takes
-// its largest value to 448 but for the last bits, and these end below the random ones.
+// EncodeMean of a pair of a normal group, as words: of normal codes, and of zeros, whose tops are
+// below any code's. No sum is above the largest code: a scale takes its largest value to 448 but
+// for the last bits, and these end below the random ones.
 template <typename V>
 typename V::I EncodeNormalMeans(typename V::F even,
                                 typename V::F odd,
@@ -249,9 +245,9 @@ typename V::I EncodeNormalMeans(typename V::F even,
                                 typename V::I random) {
   static_assert(scalar::ScaleOfMeans(0x43E00010u) == scalar::ScaleOfMeans(0x43E00000u) + 1);
   const auto words = DrawnTops<V>(even, odd, random);
-  const auto codes = V::SubWords(V::template RightWords<4>(words), zero);
-  const auto signs = V::And(V::template RightWords<8>(words), V::Set(kNarrow.signs));
-  return V::Merge(V::Set(kNarrow.codes), codes, signs);
+  const auto tops = V::And(words, V::Set(kNarrow.unsigned_words));
+  const auto codes = V::SubWordsToZero(V::template RightWords<4>(tops), zero);
+  return V::Or(codes, V::And(V::template RightWords<8>(words), V::Set(kNarrow.signs)));
 }
 
 // EncodeMean of a pair, as words.
@@ -272,7 +268,7 @@ typename V::I EncodeNormalSquares(typename V::F even,
                                   typename V::I zero,
                                   typename V::I random) {
   static_assert(scalar::ScaleOfSquares(0x47E00010u) == scalar::ScaleOfSquares(0x47E00000u) + 1);
-  return V::SubWords(V::template RightWords<4>(DrawnTops<V>(even, odd, random)), zero);
+  return V::SubWordsToZero(V::template RightWords<4>(DrawnTops<V>(even, odd, random)), zero);
 }
 
 // EncodeSquare of a pair, as words.
@@ -281,9 +277,10 @@ typename V::I EncodeSquares(typename V::F even,
                             typename V::F odd,
                             typename V::F k,
                             typename V::I random) {
+  const auto zero = V::Mul(k, V::Set(0.0f));  // NaN, and so above nothing, where k is NaN
   const auto encoded = [&](typename V::F v, typename V::I random16) {
     const auto code = UE5M3StochasticOf<V>(V::Mul(v, k), random16);
-    const auto is_lost = V::Both(V::Less(code, V::Set(1u)), V::Less(V::Set(0.0f), v));
+    const auto is_lost = V::Both(V::Less(code, V::Set(1u)), V::Less(zero, v));
     return V::AddWhere(is_lost, code, V::Set(1u));
   };
   return V::Or(encoded(even, LowWord<V>(random)),
@@ -320,13 +317,15 @@ struct PhiloxRounds {
   uint64_t second3;  // word 3 after round 2
 };
 
-// The halves of kVectors vectors of draws from that at `position` on. A 64-bit lane has a draw; its
-// words are the low halves of four registers, and what a product leaves above them is never read.
+// The halves of all elements of kVectors vectors of draws, whole blocks, from that at `position`
+// on. A 64-bit lane has a draw; its words are the low halves of four registers, and what a product
+// leaves above them is never read.
 template <typename V, int64_t kVectors>
 __attribute__((noinline)) void DrawHalves(const PhiloxRounds& rounds,
                                           uint64_t position,
-                                          uint64_t* halves) {
+                                          uint16_t* halves) {
   constexpr int64_t kLanes = V::kLanes / 2;
+  static_assert(kLanes % scalar::kBlockDraws == 0);
   constexpr int kLast = scalar::kStateRounds - 1;
   const auto m0 = V::Held(V::Set64(0xD2511F53u));
   const auto m1 = V::Held(V::Set64(0xCD9E8D57u));
@@ -357,9 +356,9 @@ __attribute__((noinline)) void DrawHalves(const PhiloxRounds& rounds,
   for (int64_t i = 0; i < kVectors; ++i) {
     const auto first = V::SwapHalves(V::MulWide(m1, c2[i]));
     const auto second = V::SwapHalves(V::MulWide(m0, c0[i]));
-    V::StoreBoth(halves + 2 * i * kLanes,
-                 V::Xor(first, V::And(c1[i], low), V::Set64(rounds.keys0[kLast])),
-                 V::Xor(second, V::And(c3[i], low), V::Set64(rounds.keys1[kLast])));
+    V::StoreBlocks(halves + i * kLanes / scalar::kBlockDraws * scalar::kStateBlock,
+                   V::Xor(first, V::And(c1[i], low), V::Set64(rounds.keys0[kLast])),
+                   V::Xor(second, V::And(c3[i], low), V::Set64(rounds.keys1[kLast])));
   }
 }
 

@@ -19,8 +19,9 @@ namespace ravel::kernels::cpu {
 namespace {
 
 constexpr size_t kBlock = static_cast<size_t>(kUpdateGroup);
-// Draws of a block, one more where it begins inside one.
-constexpr size_t kDraws = kBlock / scalar::kStateDraw + 1;
+// Blocks of scalar/philox.h, one more where it begins inside one, and their draws.
+constexpr size_t kStateBlocks = kBlock / scalar::kStateBlock + 1;
+constexpr size_t kDraws = kStateBlocks * scalar::kBlockDraws;
 
 struct alignas(64) Lanes {
   float values[kBlock];
@@ -81,11 +82,11 @@ void LoadState(const StateBlock& state, size_t n, Lanes& to) {
   }
 }
 
-// The 16 random bits of every element. A draw's words are made beside each other, one round of all
-// at a time.
+// The 16 random bits of every element. Draws are made beside each other, one round of all at a
+// time.
 struct Halves {
-  alignas(64) uint32_t values[kDraws * scalar::kStateDraw];
-  size_t first = 0;  // elements of the first draw that are before the block
+  alignas(64) uint32_t values[kStateBlocks * scalar::kStateBlock];
+  size_t first = 0;  // elements of the first block of scalar/philox.h that are before these
 };
 
 void Draw(const UpdateBlock& block, size_t n, Halves& halves) {
@@ -93,10 +94,12 @@ void Draw(const UpdateBlock& block, size_t n, Halves& halves) {
   alignas(64) uint32_t c1[kDraws];
   alignas(64) uint32_t c2[kDraws];
   alignas(64) uint32_t c3[kDraws];
-  constexpr auto kOfDraw = static_cast<size_t>(scalar::kStateDraw);
-  halves.first = block.index % kOfDraw;
-  const size_t draws = (halves.first + n + kOfDraw - 1) / kOfDraw;
-  const uint64_t position = block.index / kOfDraw;
+  constexpr auto kOfBlock = static_cast<size_t>(scalar::kStateBlock);
+  constexpr auto kOfDraw = static_cast<size_t>(scalar::kDrawHalves);
+  halves.first = block.index % kOfBlock;
+  const size_t draws =
+      (halves.first + n + kOfBlock - 1) / kOfBlock * static_cast<size_t>(scalar::kBlockDraws);
+  const uint64_t position = scalar::StateDraw(block.index - halves.first);
   const scalar::PhiloxWords counter =
       scalar::PhiloxCounter({.block = position,
                              .step = block.step,
@@ -124,7 +127,8 @@ void Draw(const UpdateBlock& block, size_t n, Halves& halves) {
     key1 += 0xBB67AE85u;
   }
   for (size_t i = 0; i < draws; ++i) {
-    uint32_t* of_draw = halves.values + kOfDraw * i;
+    constexpr auto kOf = static_cast<size_t>(scalar::kBlockDraws);
+    uint32_t* of_draw = halves.values + i / kOf * kOfBlock + i % kOf * kOfDraw;
     of_draw[0] = c0[i] & 0xFFFFu;
     of_draw[1] = c0[i] >> 16;
     of_draw[2] = c1[i] & 0xFFFFu;
@@ -133,6 +137,9 @@ void Draw(const UpdateBlock& block, size_t n, Halves& halves) {
     of_draw[5] = c2[i] >> 16;
     of_draw[6] = c3[i] & 0xFFFFu;
     of_draw[7] = c3[i] >> 16;
+    for (size_t e = 0; e < kOfDraw; ++e) {
+      of_draw[scalar::kBlockHalves + e] = scalar::ExchangeBytes(of_draw[e]);
+    }
   }
 }
 

@@ -11,31 +11,43 @@
 namespace ravel::kernels::cpu {
 namespace {
 
-// Groups whose draws are made beside each other.
-constexpr int64_t kDrawnGroups = 2;
-constexpr int64_t kDrawnElements = kDrawnGroups * kUpdateGroup;
-// Draws of these, one more where they begin inside one, in whole vectors.
-constexpr int64_t kDrawnDraws = kDrawnElements / scalar::kStateDraw + 8;
+// Elements whose draws are made beside each other.
+constexpr int64_t kDrawnElements = 4 * kUpdateGroup;
+// Their blocks of scalar/philox.h, one more where they begin inside one, in whole vectors.
+constexpr int64_t kDrawnBlocks = kDrawnElements / scalar::kStateBlock + 2;
 
-// The 16 random bits of every element, and how many elements of the first draw are before the
+// The 16 random bits of every element, and how many elements of the first block are before the
 // first.
 struct alignas(64) Halves {
-  uint64_t draws[2 * kDrawnDraws];
+  uint16_t values[kDrawnBlocks * scalar::kStateBlock];
   int64_t first = 0;
 
-  const uint16_t* Of(int64_t element) const {
-    return reinterpret_cast<const uint16_t*>(draws) + first + element;
-  }
+  const uint16_t* Of(int64_t element) const { return values + first + element; }
 };
 
+// The first draw of the block of scalar/philox.h that has an element.
 scalar::PhiloxPosition FirstDraw(const UpdateBlock& block, int64_t at) {
-  return {.block = (block.index + static_cast<uint64_t>(at)) / scalar::kStateDraw,
+  const uint64_t index = block.index + static_cast<uint64_t>(at);
+  return {.block = scalar::StateDraw(index / scalar::kStateBlock * scalar::kStateBlock),
           .step = block.step,
           .site = block.site,
           .purpose = scalar::PhiloxPurpose::kOptimizerState};
 }
 
-// The draws of the n elements of a block from `at` on, at most kDrawnElements. `alike`: word 1 of
+// The halves of a block of scalar/philox.h, whose first draw is at `position`.
+void DrawBlock(uint64_t seed, scalar::PhiloxPosition position, uint16_t* to) {
+  for (uint32_t e = 0; e < scalar::kBlockHalves; ++e) {
+    if (e > 0 && e % scalar::kDrawHalves == 0) {
+      ++position.block;
+    }
+    const uint32_t half =
+        scalar::PhiloxHalf(scalar::DrawStates(seed, position), e % scalar::kDrawHalves);
+    to[e] = static_cast<uint16_t>(half);
+    to[e + scalar::kBlockHalves] = static_cast<uint16_t>(scalar::ExchangeBytes(half));
+  }
+}
+
+// The halves of the n elements of a block from `at` on, at most kDrawnElements. `alike`: word 1 of
 // the counter is the same in all draws of the block.
 template <typename V>
 void Draw(const UpdateBlock& block,
@@ -44,26 +56,26 @@ void Draw(const UpdateBlock& block,
           const PhiloxRounds& rounds,
           bool alike,
           Halves& halves) {
-  constexpr int64_t kLanes = V::kLanes / 2;
-  constexpr int64_t kOfDraw = scalar::kStateDraw;
-  halves.first = static_cast<int64_t>((block.index + static_cast<uint64_t>(at)) % kOfDraw);
-  const int64_t draws = (halves.first + n + kOfDraw - 1) / kOfDraw;
+  constexpr int64_t kBlock = scalar::kStateBlock;
+  constexpr int64_t kOfVector = V::kLanes / 2 / scalar::kBlockDraws;  // blocks
+  halves.first = static_cast<int64_t>((block.index + static_cast<uint64_t>(at)) % kBlock);
+  const int64_t blocks = (halves.first + n + kBlock - 1) / kBlock;
   scalar::PhiloxPosition position = FirstDraw(block, at);
   if (!alike) {
-    for (int64_t i = 0; i < draws; ++i, ++position.block) {
-      const scalar::PhiloxWords words = scalar::DrawStates(block.seed, position);
-      halves.draws[2 * i] = words[0] | uint64_t{words[1]} << 32;
-      halves.draws[2 * i + 1] = words[2] | uint64_t{words[3]} << 32;
+    for (int64_t i = 0; i < blocks; ++i, position.block += scalar::kBlockDraws) {
+      DrawBlock(block.seed, position, halves.values + i * kBlock);
     }
     return;
   }
+  const auto first_of = [&](int64_t i) {
+    return position.block + static_cast<uint64_t>(i * scalar::kBlockDraws);
+  };
   int64_t i = 0;
-  for (; i + V::kDrawVectors * kLanes <= draws; i += V::kDrawVectors * kLanes) {
-    DrawHalves<V, V::kDrawVectors>(
-        rounds, position.block + static_cast<uint64_t>(i), halves.draws + 2 * i);
+  for (; i + V::kDrawVectors * kOfVector <= blocks; i += V::kDrawVectors * kOfVector) {
+    DrawHalves<V, V::kDrawVectors>(rounds, first_of(i), halves.values + i * kBlock);
   }
-  for (; i < draws; i += kLanes) {
-    DrawHalves<V, 1>(rounds, position.block + static_cast<uint64_t>(i), halves.draws + 2 * i);
+  for (; i < blocks; i += kOfVector) {
+    DrawHalves<V, 1>(rounds, first_of(i), halves.values + i * kBlock);
   }
 }
 
@@ -178,7 +190,8 @@ void StoreWeights(const UpdateBlock& block, int64_t i, const Two<V>& p) {
   }
 }
 
-template <typename V, StateForm kForm, bool kSquare, bool kPair>
+// kFactors: the scale has a factor.
+template <typename V, StateForm kForm, bool kSquare, bool kPair, bool kFactors>
 Two<V> LoadState(const StateBlock& state, const GroupScale<V, kSquare>& scale, int64_t i) {
   if constexpr (kForm == StateForm::kF32) {
     return LoadFloats<V, kPair>(static_cast<const float*>(state.values) + i);
@@ -188,9 +201,9 @@ Two<V> LoadState(const StateBlock& state, const GroupScale<V, kSquare>& scale, i
     Two<V> x;
     const auto* codes = static_cast<const uint8_t*>(state.values) + i;
     if constexpr (kSquare) {
-      UE5M3PairOf<V>(codes, scale, x.first, x.second);
+      UE5M3PairOf<V, kFactors>(codes, scale, x.first, x.second);
     } else {
-      E4M3PairOf<V>(codes, scale, x.first, x.second);
+      E4M3PairOf<V, kFactors>(codes, scale, x.first, x.second);
     }
     return x;
   } else {
@@ -233,63 +246,6 @@ void StoreState(
     range.template Add<kSquare>(x.second);
   }
 }
-
-// The largest magnitude's bits of n values; what is not finite, or has a sign where none is
-// expected, is rare.
-template <typename V>
-uint32_t AmaxOf(const float* values, int64_t n, const Range<V>& range) {
-  const uint32_t amax = V::ReduceMax(range.most);
-  if (amax < 0x7F800000u) {
-    return amax;
-  }
-  auto most = V::Set(0u);
-  for (int64_t i = 0; i < n; i += V::kLanes) {
-    most = V::MaxUnsigned(most, V::AsInt(MagnitudeOf<V>(V::Load(values + i))));
-  }
-  return V::ReduceMax(most);
-}
-
-// The scale of a group of an fp8 state, n elements from `at` on, whose new values are known, and
-// their codes. Of other states nothing.
-template <typename V, StateForm kForm, bool kSquare>
-struct GroupCodes {
-  GroupCodes(
-      const StateBlock& state, int64_t at, int64_t n, const float* values, const Range<V>& range) {
-    if constexpr (kForm == StateForm::kFp8) {
-      const uint32_t amax = AmaxOf<V>(values, n, range);
-      const uint8_t scale = kSquare ? scalar::ScaleOfSquares(amax) : scalar::ScaleOfMeans(amax);
-      state.scale[at / kUpdateGroup] = scale;
-      codes = static_cast<uint8_t*>(state.values);
-      zero = TopsOfCodeZero<V, kSquare>(scale);
-      k = V::Set(scalar::E8M0Multiplier(scale));
-      normal = NormalCodes::Of<V, kSquare>(range.most, scale);
-      is_normal = normal.Hold<V>(range.least);
-    }
-  }
-
-  // Element j of the block and those after it. kNormal: is_normal holds.
-  template <bool kNormal>
-  void Store(const Two<V>& x, typename V::I random, int64_t j) const {
-    const auto bits = kSquare ? random : V::ExchangeBytes(random);
-    const auto even = x.first;
-    const auto odd = x.second;
-    if (kNormal || normal.Hold<V>(V::Min(MagnitudeOf<V>(even), MagnitudeOf<V>(odd)))) {
-      V::StoreBytes(codes + j,
-                    kSquare ? EncodeNormalSquares<V>(even, odd, zero, bits)
-                            : EncodeNormalMeans<V>(even, odd, zero, bits));
-    } else {
-      V::StoreBytes(
-          codes + j,
-          kSquare ? EncodeSquares<V>(even, odd, k, bits) : EncodeMeans<V>(even, odd, k, bits));
-    }
-  }
-
-  bool is_normal = true;
-  NormalCodes normal;
-  uint8_t* codes = nullptr;
-  typename V::I zero = V::Set(0u);
-  typename V::F k = V::Set(1.0f);
-};
 
 }  // namespace
 }  // namespace ravel::kernels::cpu

@@ -2,9 +2,9 @@
 
 // The blocks of update_block.h over vectors of a V (lanes_avx2.h, lanes_avx512.h), with the bits of
 // update_block_loops.h. Two groups of 128 elements at a time are updated in two parts, with what
-// the second needs from the first in the first cache. All calls but those of draws, which need all
-// registers, are inlined (flatten): no function of a source that includes this is shared with one
-// of another instruction set.
+// the second needs from the first in the first cache; random bits are made for four. All calls but
+// those of draws, which need all registers, are inlined (flatten): no function of a source that
+// includes this is shared with one of another instruction set.
 
 #include <algorithm>
 #include <cstddef>
@@ -13,6 +13,7 @@
 
 #include "common/check.h"
 #include "kernels/cpu/narrow_vectors.h"
+#include "kernels/cpu/update_codes.h"
 #include "kernels/cpu/update_groups.h"
 #include "kernels/cpu/update_states.h"
 
@@ -86,16 +87,6 @@ constexpr bool kDraws =
 template <StateForm kMean, StateForm kSquare>
 constexpr bool kPairs = kDraws<kMean, kSquare> || kMean == StateForm::kBf16;
 
-// What the first part of a group leaves for the second.
-template <typename V>
-struct alignas(64) GroupValues {
-  float means[kUpdateGroup];
-  float squares[kUpdateGroup];  // fp8 alone
-  float directions[kUpdateGroup];
-  Range<V> mean_range;
-  Range<V> square_range;
-};
-
 // Asks for the lines of 2 kLanes elements of kBytes some way ahead of element i, which may be
 // behind the end: with as much arithmetic as narrow states take, a core runs ahead of few lines by
 // itself.
@@ -138,20 +129,24 @@ struct GroupScales {
     return state.scale == nullptr ? uint8_t{127} : state.scale[at / kUpdateGroup];
   }
 
+  bool HaveFactors() const { return mean.has_factor && square.has_factor; }
+
   GroupScale<V, false> mean;
   GroupScale<V, true> square;
 };
 
 // The first part of the n elements from `at` on, a group at most: new states, of which those of fp8
-// wait for their scale.
-template <typename V, typename Rule, StateForm kMean, StateForm kSquare>
+// wait for their scale. `group`: 0 or 1, which of `values`. kFactors: the scales have factors.
+template <typename V, typename Rule, StateForm kMean, StateForm kSquare, bool kFactors>
 void UpdateStates(const UpdateBlock& block,
+                  const GroupScales<V>& scales,
                   int64_t at,
                   int64_t n,
                   const uint16_t* halves,
-                  GroupValues<V>& values) {
+                  int64_t group,
+                  TwoGroups<V>& values) {
   constexpr bool kPair = kPairs<kMean, kSquare>;
-  const GroupScales<V> scales(block, at);
+  const int64_t first = group * kUpdateGroup;
   Range<V> means;
   Range<V> squares;
   for (int64_t i = 0; i < n; i += 2 * V::kLanes) {
@@ -162,32 +157,25 @@ void UpdateStates(const UpdateBlock& block,
     const auto g = block.bf16_gradient
                        ? LoadBf16<V, kPair>(static_cast<const uint16_t*>(block.gradient) + j)
                        : LoadFloats<V, kPair>(static_cast<const float*>(block.gradient) + j);
-    auto m = LoadState<V, kMean, false, kPair>(block.mean, scales.mean, j);
-    auto v = LoadState<V, kSquare, true, kPair>(block.square, scales.square, j);
+    auto m = LoadState<V, kMean, false, kPair, kFactors>(block.mean, scales.mean, j);
+    auto v = LoadState<V, kSquare, true, kPair, kFactors>(block.square, scales.square, j);
     const Two<V> direction = {StatesOf<V, Rule>(block.scalars, g.first, m.first, v.first),
                               StatesOf<V, Rule>(block.scalars, g.second, m.second, v.second)};
-    StoreBoth<V>(values.means + i, m);
-    StoreBoth<V>(values.directions + i, direction);
+    StoreBoth<V>(values.means + first + i, m);
+    StoreBoth<V>(values.directions + first + i, direction);
     StoreState<V, kMean, false, kPair>(block.mean, halves + i, j, m, means);
     StoreState<V, kSquare, true, kPair>(block.square, halves + i, j, v, squares);
     if constexpr (kSquare == StateForm::kFp8) {
-      StoreBoth<V>(values.squares + i, v);
+      StoreBoth<V>(values.squares + first + i, v);
     }
   }
-  values.mean_range = means;
-  values.square_range = squares;
+  values.mean_ranges[group] = means;
+  values.square_ranges[group] = squares;
 }
 
-// The second part: weights, and codes of fp8 states. kNormal: all of their codes are.
-template <typename V, typename Rule, StateForm kMean, StateForm kSquare, bool kNormal>
-void UpdateWeights(const UpdateBlock& block,
-                   int64_t at,
-                   int64_t n,
-                   const uint16_t* halves,
-                   const GroupValues<V>& values,
-                   const GroupCodes<V, kMean, false>& means,
-                   const GroupCodes<V, kSquare, true>& squares) {
-  constexpr bool kPair = kPairs<kMean, kSquare>;
+// The second part of n elements: weights.
+template <typename V, typename Rule, bool kPair>
+void UpdateWeights(const UpdateBlock& block, int64_t at, int64_t n, const TwoGroups<V>& values) {
   for (int64_t i = 0; i < n; i += 2 * V::kLanes) {
     const int64_t j = at + i;
     FetchWeights<V>(block, j);
@@ -197,54 +185,69 @@ void UpdateWeights(const UpdateBlock& block,
     p.first = WeightOf<V, Rule>(block.scalars, p.first, m.first, direction.first);
     p.second = WeightOf<V, Rule>(block.scalars, p.second, m.second, direction.second);
     StoreWeights<V, kPair>(block, j, p);
-    if constexpr (kMean == StateForm::kFp8) {
-      means.template Store<kNormal>(m, V::LoadAll(halves + i), j);
-    }
-    if constexpr (kSquare == StateForm::kFp8) {
-      squares.template Store<kNormal>(LoadBoth<V>(values.squares + i), V::LoadAll(halves + i), j);
-    }
   }
 }
 
+// n elements from `at` on, two groups at most, whole pairs of vectors. In parts: what follows a
+// root or a division waits for it, and the scale of a group is known some time after its last
+// value. Meanwhile the core has the other group's first part, and both groups' weights.
 template <typename V, typename Rule, StateForm kMean, StateForm kSquare>
-void UpdateWeights(const UpdateBlock& block,
-                   int64_t at,
-                   int64_t n,
-                   const uint16_t* halves,
-                   const GroupValues<V>& values) {
-  const GroupCodes<V, kMean, false> means(block.mean, at, n, values.means, values.mean_range);
-  const GroupCodes<V, kSquare, true> squares(
-      block.square, at, n, values.squares, values.square_range);
-  if (means.is_normal && squares.is_normal) {
-    UpdateWeights<V, Rule, kMean, kSquare, true>(block, at, n, halves, values, means, squares);
-  } else {
-    UpdateWeights<V, Rule, kMean, kSquare, false>(block, at, n, halves, values, means, squares);
+void UpdateTwo(
+    const UpdateBlock& block, int64_t at, int64_t n, const uint16_t* halves, TwoGroups<V>& values) {
+  constexpr bool kMeanCodes = kMean == StateForm::kFp8;
+  constexpr bool kSquareCodes = kSquare == StateForm::kFp8;
+  for (int64_t i = 0; i < n; i += kUpdateGroup) {
+    const GroupScales<V> scales(block, at + i);
+    const auto update = [&](auto factors) {
+      UpdateStates<V, Rule, kMean, kSquare, factors>(block,
+                                                     scales,
+                                                     at + i,
+                                                     std::min(kUpdateGroup, n - i),
+                                                     halves + i,
+                                                     i / kUpdateGroup,
+                                                     values);
+    };
+    if (!(kMeanCodes || kSquareCodes) || scales.HaveFactors()) {
+      update(std::true_type{});
+    } else {
+      update(std::false_type{});
+    }
+  }
+  NormalGroups<V, kMean, kSquare> groups;
+  bool normal = false;
+  if constexpr (kMeanCodes || kSquareCodes) {
+    normal = n == 2 * kUpdateGroup && groups.Open(block, at, values);
+  }
+  UpdateWeights<V, Rule, kPairs<kMean, kSquare>>(block, at, n, values);
+  if (normal) {
+    groups.Store(block, at, values, halves);
+    return;
+  }
+  for (int64_t i = 0; i < n && (kMeanCodes || kSquareCodes); i += kUpdateGroup) {
+    const int64_t count = std::min(kUpdateGroup, n - i);
+    const int64_t group = i / kUpdateGroup;
+    if constexpr (kMeanCodes) {
+      StoreGroup<V, false>(
+          block.mean, at + i, count, values.means + i, values.mean_ranges[group], halves + i);
+    }
+    if constexpr (kSquareCodes) {
+      StoreGroup<V, true>(
+          block.square, at + i, count, values.squares + i, values.square_ranges[group], halves + i);
+    }
   }
 }
 
-// n elements from `at` on, kDrawnGroups groups at most, whole pairs of vectors. In two parts each:
-// what follows a root or a division waits for it, and the scale of a group is known some time after
-// its last value. Meanwhile the core has the other groups' first parts, and their draws.
+// n elements from `at` on, kDrawnElements at most, whole pairs of vectors.
 template <typename V, typename Rule, StateForm kMean, StateForm kSquare>
 void UpdateDrawn(const UpdateBlock& block, int64_t at, int64_t n, const Shared& shared) {
   Halves halves;
   if constexpr (kDraws<kMean, kSquare>) {
     Draw<V>(block, at, n, shared.rounds, shared.alike, halves);
   }
-  GroupValues<V> values[kDrawnGroups];
-  for (int64_t first = 0; first < n; first += kUpdateGroup) {
-    UpdateStates<V, Rule, kMean, kSquare>(block,
-                                          at + first,
-                                          std::min(kUpdateGroup, n - first),
-                                          halves.Of(first),
-                                          values[first / kUpdateGroup]);
-  }
-  for (int64_t first = 0; first < n; first += kUpdateGroup) {
-    UpdateWeights<V, Rule, kMean, kSquare>(block,
-                                           at + first,
-                                           std::min(kUpdateGroup, n - first),
-                                           halves.Of(first),
-                                           values[first / kUpdateGroup]);
+  TwoGroups<V> values;
+  constexpr int64_t kTwo = 2 * kUpdateGroup;
+  for (int64_t i = 0; i < n; i += kTwo) {
+    UpdateTwo<V, Rule, kMean, kSquare>(block, at + i, std::min(kTwo, n - i), halves.Of(i), values);
   }
 }
 

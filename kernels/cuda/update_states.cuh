@@ -49,25 +49,22 @@ __device__ inline uint32_t AmaxOfWarp(uint32_t bits) {
 inline constexpr int kGroupWidth = 4;
 inline constexpr int64_t kScaleGroup = 32 * kGroupWidth;
 
-// The 16 random bits of four elements that begin at a global index, the first one's lowest: of one
-// draw, or of two where they are not within one.
-__device__ inline uint64_t DrawsAt(uint64_t seed, uint32_t site, uint32_t key, int64_t index) {
-  const auto draw = [&](int64_t block) {
-    return scalar::DrawStates(seed,
-                              {.block = static_cast<uint64_t>(block), .step = key, .site = site});
+// The 16 random bits of four elements that begin at a global index, the first one's lowest: half a
+// draw, or parts of two halves where the index is no multiple of four.
+__device__ inline uint64_t DrawsAt(uint64_t seed, uint32_t site, uint32_t key, uint64_t index) {
+  const auto four = [&](uint64_t at) {
+    const scalar::PhiloxWords words =
+        scalar::DrawStates(seed, {.block = scalar::StateDraw(at), .step = key, .site = site});
+    const uint64_t halves = at % scalar::kDrawHalves < 4 ? words[0] | uint64_t{words[1]} << 32
+                                                         : words[2] | uint64_t{words[3]} << 32;
+    return scalar::IsExchanged(at) ? scalar::ExchangeBytes(halves) : halves;
   };
-  const auto four = [](const scalar::PhiloxWords& words, size_t first) {
-    return words[first] | uint64_t{words[first + 1]} << 32;
-  };
-  const scalar::PhiloxWords words = draw(index / scalar::kStateDraw);
-  const int first = static_cast<int>(index % scalar::kStateDraw);
-  const uint64_t low = first < 4 ? four(words, 0) : four(words, 2);
-  const int skipped = first % 4 * 16;
+  const uint64_t skipped = index % 4;
+  const uint64_t low = four(index - skipped);
   if (skipped == 0) {
     return low;
   }
-  const uint64_t high = first < 4 ? four(words, 2) : four(draw(index / scalar::kStateDraw + 1), 0);
-  return low >> skipped | high << (64 - skipped);
+  return low >> (16 * skipped) | four(index - skipped + 4) << (64 - 16 * skipped);
 }
 
 __device__ inline uint32_t HalfAt(uint64_t halves, int element) {

@@ -3,7 +3,8 @@
 // fp8 as bits: E4M3 (largest 448 = 0x7E, NaN 0x7F and 0xFF, no infinity), E5M2 (largest 57344 =
 // 0x7B, infinity 0x7C), and E8M0, the powers of two from 2^-127 to 2^127 without sign or zero (NaN
 // 255). The formats are those of OCP's "8-bit Floating Point" and "Microscaling Formats" 1.0. UE5M3
-// is E4M3 with the sign's bit in the exponent: no sign, bias 15, largest 114688 = 0xFE, NaN 0xFF.
+// is E4M3 with the sign's bit in the exponent: no sign, bias 15, largest 114688 = 0xFE; 0xFF is
+// kept free and has no value here.
 
 #include <bit>
 #include <cstdint>
@@ -125,22 +126,15 @@ struct UE5M3 {
   static constexpr uint32_t kRebias = (127 - 15) << 3;
   static constexpr uint32_t kSmallestNormal = (128 - 15) << 23;  // as bits of an fp32
   static constexpr uint32_t kLargest = 0xFE;
-  static constexpr uint32_t kNan = 0xFF;
 };
 
 constexpr float UE5M3Value(uint8_t code) {
-  if (code < 8) {
-    return static_cast<float>(code) * 0x1p-17f;
-  }
-  return std::bit_cast<float>(code == UE5M3::kNan ? 0x7FC00000u
-                                                  : (code + UE5M3::kRebias) << UE5M3::kShift);
+  return code < 8 ? static_cast<float>(code) * 0x1p-17f
+                  : std::bit_cast<float>((code + UE5M3::kRebias) << UE5M3::kShift);
 }
-// |x| as E4M3Stochastic rounds it, ending at the largest. NaN is 0xFF.
+// |x| as E4M3Stochastic rounds it, ending at the largest. x is no NaN.
 constexpr uint8_t UE5M3Stochastic(float x, uint32_t random16) {
   const uint32_t magnitude = std::bit_cast<uint32_t>(x) & 0x7FFFFFFFu;
-  if (magnitude > kInfinityBits) {
-    return UE5M3::kNan;
-  }
   if (magnitude < UE5M3::kSmallestNormal) {
     const float steps = std::bit_cast<float>(magnitude) * 0x1p17f +
                         static_cast<float>(static_cast<int32_t>(random16)) * 0x1p-16f;

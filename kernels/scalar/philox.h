@@ -54,14 +54,28 @@ constexpr PhiloxWords PhiloxCounter(const PhiloxPosition& position) {
           (position.site & 0xFFFFFFu) | (static_cast<uint32_t>(position.purpose) << 24)};
 }
 
-// The random bits of optimizer states: a draw of seven rounds has one half word for each of eight
-// elements, half 0 the lowest of word 0. v is rounded by an element's half, m by the same half with
-// its bytes exchanged: two shares of [0, 1) whose chances are independent within 2^-8, and each of
-// the 2^16 halves is equally often either.
+// The random bits of optimizer states. A draw of seven rounds has eight half words, half 0 the
+// lowest of word 0; a block of 64 elements has four draws, so 32 halves. Half e is that of element
+// e of the block and, with its bytes exchanged, of element e + 32. These bits round v, and the same
+// with their bytes exchanged once more round m. A half and its exchanged bytes are two shares of
+// [0, 1) whose chances are independent within 2^-8, and each of the 2^16 halves is equally often
+// either. So are m and v of one element, and one state of any two; m of an element and v of that 32
+// from it are rounded by the same bits, and nothing adds or multiplies these two.
 inline constexpr int kStateRounds = 7;
-inline constexpr int kStateDraw = 8;  // elements
+inline constexpr int kDrawHalves = 8;
+inline constexpr int kStateBlock = 64;  // elements
+inline constexpr int kBlockHalves = kStateBlock / 2;
+inline constexpr int kBlockDraws = kBlockHalves / kDrawHalves;
 
-// `position`: purpose kOptimizerState, block: global index / kStateDraw.
+// The draw that has an element's half, by its global index, and whether it is exchanged.
+constexpr uint64_t StateDraw(uint64_t index) {
+  return index / kStateBlock * kBlockDraws + index % kBlockHalves / kDrawHalves;
+}
+constexpr bool IsExchanged(uint64_t index) {
+  return index % kStateBlock >= kBlockHalves;
+}
+
+// `position`: purpose kOptimizerState, block: StateDraw of a global index.
 constexpr PhiloxWords DrawStates(uint64_t seed, PhiloxPosition position) {
   position.purpose = PhiloxPurpose::kOptimizerState;
   return Philox4x32<kStateRounds>(seed, PhiloxCounter(position));

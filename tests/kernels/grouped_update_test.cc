@@ -76,7 +76,6 @@ TEST(Fp8State, ValuesOfSquaresAreThoseOfTheTable) {
     EXPECT_EQ(static_cast<double>(scalar::UE5M3Value(static_cast<uint8_t>(code))), table[code]);
   }
   EXPECT_EQ(table.back(), 114688.0);
-  EXPECT_TRUE(std::isnan(scalar::UE5M3Value(0xFF)));
 }
 
 // All draws: as many go up as the value is from the code below, in units of 2^-16.
@@ -113,7 +112,21 @@ TEST(Fp8State, ASquareAboveZeroIsNeverZero) {
   EXPECT_EQ(scalar::EncodeSquare(0.0f, 0, 0), 0);
   EXPECT_EQ(scalar::EncodeSquare(114688.0f, 127, 0), 0xFE);
   EXPECT_EQ(scalar::EncodeSquare(114688.0f, 127, 65535), 0xFE);
-  EXPECT_EQ(scalar::EncodeSquare(std::numeric_limits<float>::quiet_NaN(), 127, 0), 0xFF);
+}
+
+// A group with a NaN has the scale that is NaN, and no code is.
+TEST(Fp8State, AGroupWithNanHasItInItsScale) {
+  EXPECT_EQ(scalar::ScaleOfMeans(0x7FC00000u), scalar::kNanScale);
+  EXPECT_EQ(scalar::ScaleOfSquares(0x7F800001u), scalar::kNanScale);
+  for (const float x : {0.0f, 1.0f, std::numeric_limits<float>::quiet_NaN()}) {
+    EXPECT_EQ(scalar::EncodeMean(x, scalar::kNanScale, 7), 0);
+    EXPECT_EQ(scalar::EncodeSquare(x, scalar::kNanScale, 7), 0);
+  }
+  EXPECT_TRUE(std::isnan(scalar::DecodeMean(0, scalar::kNanScale)));
+  EXPECT_TRUE(std::isnan(scalar::DecodeSquare(0, scalar::kNanScale)));
+  // What the formats have behind their largest code is the value that would follow.
+  EXPECT_EQ(scalar::DecodeMean(0xFF, 127), -480.0f);
+  EXPECT_EQ(scalar::DecodeSquare(0xFF, 127), 122880.0f);
 }
 
 // Tensors of rows of 200 and of 36 elements, and one of 300 in one row.
@@ -241,6 +254,58 @@ TEST_F(GroupedUpdateTest, EveryInstructionSetGivesTheSameBits) {
       for (const cpu::SimdPath path : {cpu::SimdPath::kAvx2, cpu::SimdPath::kAvx512}) {
         if (cpu::RunsHere(path)) {
           EXPECT_EQ(portable, run(path, m, v)) << DTypeName(m) << DTypeName(v);
+        }
+      }
+    }
+  }
+}
+
+// Groups with zeros of either sign, with values too small for a normal code, with both, with an
+// infinite value or a NaN, each beside a group without: the paths of vectors, which take two groups
+// and both states at a time, give the bits of the plain loops.
+TEST_F(GroupedUpdateTest, RareValuesInAnyGroupHaveTheBitsOfPlainLoops) {
+  constexpr int64_t kRow = 512;
+  constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
+  const std::vector<std::vector<float>> rare = {{0.0f, -0.0f},
+                                                {1e-12f, -1e-12f},
+                                                {0.0f, -0.0f, 1e-12f},
+                                                {1e-30f, 0.0f},
+                                                {std::numeric_limits<float>::infinity()},
+                                                {kNan, 0.0f},
+                                                {-kNan}};
+  const UpdatePiece piece = {.elements = 2 * kRow, .first_index = 64 * 77, .site = 5, .row = kRow};
+  std::fill(start_.m.begin(), start_.m.end(), uint8_t{0x80});  // -0, which a gradient of -0 keeps
+  const std::vector<float> gradient = gradient_;
+  for (const std::vector<float>& values : rare) {
+    for (const int64_t group : {0, 1, 2, 7}) {
+      gradient_ = gradient;
+      for (size_t k = 0; k < values.size(); ++k) {
+        gradient_[static_cast<size_t>(group * 128 + 5) + 40 * k] = values[k];
+      }
+      const auto run = [&](cpu::SimdPath path) {
+        cpu::UseSimdPath(path);
+        State state = start_;
+        for (uint32_t step = 0; step < 3; ++step) {
+          Run(state, kFp8Mean, kFp8Square, step, {piece});
+        }
+        cpu::UseBestSimdPath();
+        return state;
+      };
+      const State plain = run(cpu::SimdPath::kPortable);
+      EXPECT_EQ(plain.m_scales[static_cast<size_t>(group)] == scalar::kNanScale,
+                std::isnan(values[0]));
+      for (const cpu::SimdPath path : {cpu::SimdPath::kAvx2, cpu::SimdPath::kAvx512}) {
+        if (!cpu::RunsHere(path)) {
+          continue;
+        }
+        const State state = run(path);
+        EXPECT_EQ(state.m, plain.m) << values[0] << " in group " << group;
+        EXPECT_EQ(state.v, plain.v) << values[0] << " in group " << group;
+        EXPECT_EQ(state.m_scales, plain.m_scales);
+        EXPECT_EQ(state.v_scales, plain.v_scales);
+        for (size_t i = 0; i < plain.main.size(); ++i) {
+          EXPECT_TRUE(state.main[i] == plain.main[i] ||
+                      (std::isnan(state.main[i]) && std::isnan(plain.main[i])));
         }
       }
     }
@@ -388,8 +453,15 @@ TEST_F(GroupedUpdateTest, DrawsFollowIndicesOf64Bits) {
   }
 }
 
-// By the rule of scalar/philox.h: v by the element's half of its draw, m by that with its bytes
-// exchanged.
+// The rule of scalar/philox.h, written out: 32 halves for 64 elements.
+uint32_t HalfOfElement(uint64_t index, scalar::PhiloxPosition position) {
+  const uint64_t of_block = index % 64;
+  position.block = index / 64 * 4 + of_block % 32 / 8;
+  const uint32_t half = scalar::PhiloxHalf(scalar::DrawStates(77, position), of_block % 8);
+  return of_block < 32 ? half : (half & 0xFFu) << 8 | half >> 8;
+}
+
+// v by the element's bits, m by those with their bytes exchanged.
 TEST_F(GroupedUpdateTest, AnElementIsRoundedByItsHalf) {
   constexpr int64_t kFirst = 1 << 20 | 5;
   constexpr int64_t kCount = 120;  // one group
@@ -409,9 +481,7 @@ TEST_F(GroupedUpdateTest, AnElementIsRoundedByItsHalf) {
     const auto* squares = reinterpret_cast<const uint16_t*>(state.v.data());
     for (int64_t i = 0; i < kCount; ++i) {
       const auto index = static_cast<uint64_t>(kFirst + i);
-      const uint32_t half =
-          scalar::PhiloxHalf(scalar::DrawStates(77, {.block = index / 8, .step = 3, .site = 5}),
-                             static_cast<uint32_t>(index % 8));
+      const uint32_t half = HalfOfElement(index, {.step = 3, .site = 5});
       const scalar::AdamWElement next =
           scalar::AdamWStep(args.update.scalars,
                             {start_.main[static_cast<size_t>(i)], 0, 0},

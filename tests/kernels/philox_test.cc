@@ -32,6 +32,22 @@ TEST(PhiloxTest, KnownAnswersOfSevenRounds) {
       (scalar::PhiloxWords{0x4dfccaba, 0x190a87f0, 0xc47362ba, 0xb6b5242a}));
 }
 
+// 32 halves are those of 64 elements: each once as it is, once with its bytes exchanged.
+TEST(PhiloxTest, ABlockOf64ElementsSharesFourDraws) {
+  for (const uint64_t block : {uint64_t{0}, uint64_t{1}, uint64_t{1} << 38}) {
+    std::vector<int> seen(2 * scalar::kBlockHalves);
+    for (uint64_t e = 0; e < 64; ++e) {
+      const uint64_t index = 64 * block + e;
+      const uint64_t draw = scalar::StateDraw(index) - 4 * block;
+      ASSERT_LT(draw, 4u) << index;
+      EXPECT_EQ(8 * draw + index % scalar::kDrawHalves, e % 32);
+      EXPECT_EQ(scalar::IsExchanged(index), e >= 32);
+      seen[2 * (e % 32) + (scalar::IsExchanged(index) ? 1 : 0)] += 1;
+    }
+    EXPECT_EQ(seen, std::vector<int>(seen.size(), 1));
+  }
+}
+
 // Of two states that one half rounds, either goes up in each 256th of the other's chances equally
 // often.
 TEST(PhiloxTest, AHalfAndItsBytesExchangedAreTwoDraws) {

@@ -103,8 +103,9 @@ struct NormalGroups {
     return Four::Set(first, first, second, second);
   }
 
-  // Sets the scales of the groups from `at` on, or returns false where a code is neither.
-  bool Open(const UpdateBlock& block, int64_t at, const TwoGroups<V>& values) {
+  // Sets the scales of the groups from `at` on. Without a branch: what comes between this and the
+  // question whether they are right need not wait.
+  void Open(const UpdateBlock& block, int64_t at, const TwoGroups<V>& values) {
     const Range<V>* first = kMeans ? values.mean_ranges : values.square_ranges;
     const Range<V>* second = kSquares ? values.square_ranges : values.mean_ranges;
     const Four::I most =
@@ -118,17 +119,15 @@ struct NormalGroups {
     const auto smallest_normal = [](auto square) {
       return square ? scalar::UE5M3::kSmallestNormal : scalar::E4M3::kSmallestNormal;
     };
-    const Four::I smallest =
+    smallest =
         Four::Add(Four::Left<23>(scales),
                   Lanes([&](auto square) { return smallest_normal(square) - (127u << 23); }));
     const Four::I few = Four::Above(
         Lanes([&](auto square) { return 128u - (smallest_normal(square) >> 23); }), scales);
     const Four::I outside = Four::Or(Four::Above(product, Four::Set(0x7E7FFFFFu)),
                                      Four::Above(Four::Set(0x00800000u), product));
-    if (Four::Any(Four::Or(few, outside)) ||
-        (Four::Any(Four::Above(smallest, least)) && !AreNormal(values, smallest))) {
-      return false;
-    }
+    in_range = !Four::Any(Four::Or(few, outside));
+    has_small = Four::Any(Four::Above(smallest, least));
     uint8_t* const to = kMeans ? block.mean.scale : block.square.scale;
     uint8_t* const also = kSquares ? block.square.scale : block.mean.scale;
     Four::StoreBytes(to + at / kUpdateGroup, also + at / kUpdateGroup, scales);
@@ -137,11 +136,13 @@ struct NormalGroups {
                     return (square ? scalar::UE5M3::kRebias : scalar::E4M3::kRebias) - 8u * 127u;
                   }));
     Four::Store(zeros, Four::Or(Four::Left<16>(tops), Four::And(tops, Four::Set(0x0000FFFFu))));
-    return true;
   }
 
-  // Of two groups of each state: no magnitude but zeros is below the smallest of normal codes.
-  static bool AreNormal(const TwoGroups<V>& values, Four::I smallest) {
+  // All codes are normal or of zeros. Where they are not, the scales may be wrong, too.
+  bool AreNormal(const TwoGroups<V>& values) const {
+    return in_range && (!has_small || OnlyZerosAreSmall(values));
+  }
+  bool OnlyZerosAreSmall(const TwoGroups<V>& values) const {
     alignas(16) uint32_t bounds[4];
     Four::Store(bounds, smallest);
     const float* const states[] = {kMeans ? values.means : values.squares,
@@ -190,6 +191,9 @@ struct NormalGroups {
     });
   }
 
+  bool in_range = false;
+  bool has_small = false;
+  Four::I smallest;  // bits of the smallest magnitudes that take normal codes
   uint32_t zeros[4];
 };
 

@@ -214,12 +214,14 @@ void UpdateTwo(
     }
   }
   NormalGroups<V, kMean, kSquare> groups;
-  bool normal = false;
+  const bool two = (kMeanCodes || kSquareCodes) && n == 2 * kUpdateGroup;
   if constexpr (kMeanCodes || kSquareCodes) {
-    normal = n == 2 * kUpdateGroup && groups.Open(block, at, values);
+    if (two) {
+      groups.Open(block, at, values);
+    }
   }
   UpdateWeights<V, Rule, kPairs<kMean, kSquare>>(block, at, n, values);
-  if (normal) {
+  if (two && groups.AreNormal(values)) {
     groups.Store(block, at, values, halves);
     return;
   }

@@ -1,9 +1,13 @@
 // States of the optimizer in every type: the same bits on any number of ranks and under every
 // strategy, and saves that go on elsewhere with the codes and scales that they hold.
 
+#include <algorithm>
 #include <filesystem>
+#include <fstream>
+#include <iterator>
 #include <map>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <absl/strings/str_cat.h>
@@ -11,6 +15,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "common/ckpt/manifest_proto.h"
+#include "common/ckpt/step_layout.h"
+#include "common/crc32c.h"
 #include "tests/testing/resume_runs.h"
 #include "tests/testing/strategy_cases.h"
 
@@ -19,6 +26,41 @@ namespace {
 
 // Its tensors are cut between ranks, and have rows that are no multiple of a group.
 constexpr char kStatesModel[] = "bundled_rope_scaling";
+
+std::string ReadAll(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+void WriteAll(const std::string& path, const std::string& content) {
+  std::ofstream(path, std::ios::binary) << content;
+}
+
+// Writes a byte into a tensor of a committed step, with the checksums that it then has.
+void PutByte(const std::string& step, const std::string& tensor, int64_t at, uint8_t value) {
+  ckpt::Manifest manifest = ManifestOf(step);
+  const auto record = std::find_if(manifest.tensors.begin(),
+                                   manifest.tensors.end(),
+                                   [&](const auto& candidate) { return candidate.name == tensor; });
+  ASSERT_NE(record, manifest.tensors.end());
+  ckpt::ChunkRecord& chunk = record->chunks.front();
+  ASSERT_LT(at, chunk.bytes);
+  ASSERT_LE(chunk.bytes, ckpt::kBlockBytes);
+  ckpt::FileRecord& file = manifest.files.at(static_cast<size_t>(chunk.file));
+  const std::string path = absl::StrCat(step, "/", file.path);
+  std::string content = ReadAll(path);
+  content.at(static_cast<size_t>(chunk.data_offset + at)) = static_cast<char>(value);
+  WriteAll(path, content);
+  chunk.crc32c = Crc32c(0, content.data() + chunk.data_offset, static_cast<size_t>(chunk.bytes));
+  chunk.block_crc32c = {chunk.crc32c};
+  file.crc32c = Crc32c(0, content.data(), content.size());
+  const std::string encoded = ckpt::EncodeManifest(manifest);
+  const std::string commit = absl::StrCat(step, "/", std::string(ckpt::kCommitFile));
+  const std::string prefix = ckpt::ParseCommit(ReadAll(commit)).value().prefix;
+  WriteAll(absl::StrCat(step, "/", prefix, "/", std::string(ckpt::kManifestFile)), encoded);
+  ckpt::CommitRecord made = ckpt::MakeCommitRecord(manifest, encoded);
+  made.prefix = prefix;
+  WriteAll(commit, ckpt::EncodeCommit(made));
+}
 
 class StateTypes : public ::testing::TestWithParam<const char*> {
  protected:
@@ -105,6 +147,26 @@ TEST_P(StateTypes, ASaveHasStatesAsTheyLiveAndTheirScales) {
   EXPECT_EQ(count(plan::StateRole::kExpAvgScale), scales(types().mean));
   EXPECT_EQ(count(plan::StateRole::kExpAvgSqScale), scales(types().square));
   ExpectVerifies(directory);
+}
+
+// A code that is NaN in its format, in a save that is whole but for that.
+TEST_P(StateTypes, CodesOfNanAreRefusedByTensorAndElement) {
+  const EpochOutcome whole = RunWell(Epoch(1));
+  const std::string step = whole.committed.at(kResumeStep);
+  const std::string tensor = "state.model.embed_tokens.weight.";
+  for (const auto& [name, type] :
+       {std::pair{"exp_avg", types().mean}, std::pair{"exp_avg_sq", types().square}}) {
+    if (!plan::IsFp8State(type)) {
+      continue;
+    }
+    PutByte(step, tensor + name, 7, 0xFF);
+    const EpochOutcome refused = RunEpoch(ResumeRuns::From(whole, Epoch(2)));
+    ASSERT_FALSE(refused.results.empty());
+    EXPECT_THAT(std::string(refused.results.front().message()),
+                ::testing::HasSubstr(absl::StrCat(
+                    tensor, name, ": the code of element 7 is NaN, which no state has")));
+    PutByte(step, tensor + name, 7, 0x3A);
+  }
 }
 
 TEST_P(StateTypes, AWiderJobOpensItAndAnFp8JobRefusesWhatItWouldRound) {

@@ -289,8 +289,9 @@ void UpdatePart(const UpdateBlock& block, const Shared& shared) {
   give_back(block.square.values, n * StateBytes(kSquare), copies[5]);
 }
 
+// A function for each form: in one of all forms the compiler keeps registers less well.
 template <typename V, typename Rule, StateForm kMean, StateForm kSquare>
-void UpdateGroups(const UpdateBlock& block) {
+__attribute__((noinline, flatten)) void UpdateGroups(const UpdateBlock& block) {
   const PhiloxRounds rounds(block.seed, scalar::PhiloxCounter(FirstDraw(block, 0)));
   const uint64_t last = FirstDraw(block, block.elements - 1).block;
   const Shared shared = {.rounds = rounds, .alike = FirstDraw(block, 0).block >> 32 == last >> 32};

@@ -51,7 +51,7 @@ def train(ravel, folder, job_name, arguments, name):
     job = tiny_job.write_job(
         folder, job_name, "cpu", steps, save_every=steps, model={"config": SMALL_MODEL if arguments.states else MODEL},
         data={"train": [{"path": str(arguments.tokens.resolve())}], "sequenceLength": SEQUENCE_TOKENS},
-        training={"steps": steps, "globalBatch": 8, "optimizer": {"lr": 3e-3, "weightDecay": 0.1, **optimizer},
+        training={"steps": steps, "seed": arguments.seed, "globalBatch": 8, "optimizer": {"lr": 3e-3, "weightDecay": 0.1, **optimizer},
                   "schedule": {"kind": "cosine", "warmupSteps": min(30, steps // 2)}},
         precision=precision)
     return ravel.train(job, job_name)
@@ -104,7 +104,7 @@ def compare(arguments, names):
                 reference = reference or end
                 relative, bound = end / reference - 1, bounds.get(name, 0.01)
                 failed |= abs(relative) > bound
-                print(json.dumps({"case": case, key: name, "steps": len(losses), "first": losses[0], "last": losses[-1],
+                print(json.dumps({"case": case, key: name, "seed": arguments.seed, "steps": len(losses), "first": losses[0], "last": losses[-1],
                                   "mean_of_last": round(end, 5), f"over_{names[0]}": round(relative, 5), "bound": bound,
                                   "median_step_ms": round(1e3 * statistics.median(row["step_seconds"] for row in rows), 1),
                                   "losses": [round(loss, 4) for loss in losses]}), flush=True)
@@ -118,6 +118,7 @@ def main():
     source.add_argument("--draw", type=pathlib.Path, help="lines of an earlier run: nothing is trained")
     parser.add_argument("--states", action="store_true", help="types of moments, of a smaller model in fp32")
     parser.add_argument("--steps", type=int, default=500)
+    parser.add_argument("--seed", type=int, default=1, help="of weights, samples and draws: a difference below that of two seeds says nothing")
     parser.add_argument("--only", help="names, with semicolons: " + "; ".join([*RECIPES, *STATES]))
     parser.add_argument("--svg", type=pathlib.Path)
     arguments = parser.parse_args()

@@ -115,8 +115,6 @@ struct Avx2Lanes {
   }
   static Mask IsNan(F x) { return AsInt(_mm256_cmp_ps(x, x, _CMP_UNORD_Q)); }
   static Mask EitherIsNan(F a, F b) { return AsInt(_mm256_cmp_ps(a, b, _CMP_UNORD_Q)); }
-  // The bits of `yes` where `mask` has ones.
-  static I Merge(I mask, I yes, I no) { return Or(And(mask, yes), _mm256_andnot_si256(mask, no)); }
   // The high words of lanes of `high`, the low ones of `low`.
   static I MergeHigh(I high, I low) { return _mm256_blend_epi16(low, high, 0b10101010); }
   // The high words of lanes in place of the low ones, and the reverse; the other word is not set.

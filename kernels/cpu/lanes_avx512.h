@@ -96,8 +96,9 @@ struct Avx512Lanes {
   }
   static Mask IsNan(F x) { return _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q); }
   static Mask EitherIsNan(F a, F b) { return _mm512_cmp_ps_mask(a, b, _CMP_UNORD_Q); }
-  static I Merge(I mask, I yes, I no) { return _mm512_ternarylogic_epi32(mask, yes, no, 0xCA); }
-  static I MergeHigh(I high, I low) { return Merge(Set(kNarrow.high_word), high, low); }
+  static I MergeHigh(I high, I low) {
+    return _mm512_ternarylogic_epi32(Set(kNarrow.high_word), high, low, 0xCA);
+  }
   static I WordsDown(I x) { return _mm512_bsrli_epi128(x, 2); }
   static I WordsUp(I x) { return _mm512_bslli_epi128(x, 2); }
   static I SubWords(I a, I b) { return _mm512_sub_epi16(a, b); }

@@ -1,7 +1,7 @@
 #pragma once
 
-// Four 32-bit lanes, one for each of four groups or states of update_states.h. Only files compiled
-// with AVX2 include this.
+// Four 32-bit lanes: two groups of two states (update_codes.h). Only files compiled with AVX2
+// include this. In an unnamed namespace: each instruction set has its own copy.
 
 #include <cstdint>
 #include <cstring>
@@ -9,6 +9,7 @@
 #include <immintrin.h>
 
 namespace ravel::kernels::cpu {
+namespace {
 
 struct Four {
   using I = __m128i;
@@ -61,4 +62,5 @@ struct Four {
   }
 };
 
+}  // namespace
 }  // namespace ravel::kernels::cpu

@@ -219,7 +219,7 @@ struct NormalCodes {
 
 // What the words of a normal float's top (sign, exponent and three bits of mantissa) are more than
 // its code in units of the scale.
-template <bool kSquare>
+template <typename V, bool kSquare>
 uint32_t TopsOfCodeZero(uint8_t scale) {
   constexpr uint32_t kRebias = kSquare ? scalar::UE5M3::kRebias : scalar::E4M3::kRebias;
   const uint32_t top = kRebias + 8u * scale - 8u * 127u;

@@ -20,8 +20,9 @@ struct StateBlock {
   uint8_t* scale = nullptr;
 };
 
-// Consecutive elements of a tensor; fp8 states: of a row, from the first of a group on. A main
-// weight is `main`, or `weight` with `remainder`; `weight` is rounded from it where it is there.
+// Consecutive elements of a tensor. Where a state is fp8, a group begins with the first, and they
+// are of one row, or of rows that are whole groups. A main weight is `main`, or `weight` with
+// `remainder`; `weight` is rounded from it where it is there.
 struct UpdateBlock {
   float* main = nullptr;
   uint16_t* weight = nullptr;  // bf16, or fp16

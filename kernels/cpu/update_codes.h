@@ -75,7 +75,7 @@ void StoreGroup(const StateBlock& state,
   const uint8_t scale = kSquare ? scalar::ScaleOfSquares(amax) : scalar::ScaleOfMeans(amax);
   state.scale[at / kUpdateGroup] = scale;
   const NormalCodes normal = NormalCodes::Of<V, kSquare>(range.most, scale);
-  const auto zero = V::Set(TopsOfCodeZero<kSquare>(scale));
+  const auto zero = V::Set(TopsOfCodeZero<V, kSquare>(scale));
   const auto k = V::Set(scalar::E8M0Multiplier(scale));
   StoreCodes<V>(static_cast<uint8_t*>(state.values) + at, n, [&](int64_t i) {
     const auto x = LoadBoth<V>(values + i);

@@ -417,9 +417,11 @@ TEST_F(GroupedUpdateTest, OneLiveElementAndTheLargestMagnitudesStayFinite) {
   }
 }
 
-// An element that lies past 2^31, 2^32 or 2^35 in its tensor has draws of its own: another one that
-// an index of 32 bits would take for it has others.
+// An element that lies past 2^31, 2^32 or 2^36 in its tensor has draws of its own: another one that
+// an index of 32 bits would take for it has others. At 2^36 draws have a second word of their
+// counter that is not the one before.
 TEST_F(GroupedUpdateTest, DrawsFollowIndicesOf64Bits) {
+  std::vector<State> inside;  // by path, the plain loops first
   for (const cpu::SimdPath path :
        {cpu::SimdPath::kPortable, cpu::SimdPath::kAvx2, cpu::SimdPath::kAvx512}) {
     if (!cpu::RunsHere(path)) {
@@ -441,7 +443,7 @@ TEST_F(GroupedUpdateTest, DrawsFollowIndicesOf64Bits) {
       return state;
     };
     const State low = run(0, 8);
-    for (const int power : {31, 32, 35}) {
+    for (const int power : {31, 32, 36}) {
       const int64_t first = int64_t{1} << power;
       EXPECT_EQ(run(first - 512, 8), run(first - 512, 1)) << power;
       const State far = run(first, 8);
@@ -449,6 +451,9 @@ TEST_F(GroupedUpdateTest, DrawsFollowIndicesOf64Bits) {
       EXPECT_NE(far.m, low.m) << power;
       EXPECT_EQ(far.main, low.main);
     }
+    // Carries inside a group.
+    inside.push_back(run((int64_t{1} << 36) - 72, 8));
+    EXPECT_EQ(inside.back(), inside.front());
     cpu::UseBestSimdPath();
   }
 }

@@ -320,12 +320,13 @@ absl::Status ClearTheWay(store::ObjectStore& store, const ckpt::AttemptKey& key)
   return absl::OkStatus();
 }
 
-// The failure; or, where the attempt is gone and a newer step is there, that it made room for it.
-absl::Status SayIfOvertaken(const store::ObjectStore& store,
-                            const ckpt::AttemptKey& key,
-                            const absl::Status& failure) {
+// The failure; or, where the attempt is gone, that it made room for a newer step, or NotFound.
+absl::Status SayIfGone(const store::ObjectStore& store,
+                       const ckpt::AttemptKey& key,
+                       const absl::Status& failure) {
+  const std::string attempt = ckpt::AttemptName(key);
   const absl::StatusOr<std::vector<store::ListedEntry>> entries = store.List("");
-  if (!entries.ok() || !absl::IsNotFound(store.List(ckpt::AttemptName(key)).status())) {
+  if (!entries.ok() || !absl::IsNotFound(store.List(attempt).status())) {
     return failure;
   }
   int64_t newest = key.step;
@@ -333,8 +334,9 @@ absl::Status SayIfOvertaken(const store::ObjectStore& store,
     newest = std::max(newest, ckpt::ParseStepName(entry.name).value_or(newest));
   }
   return newest == key.step
-             ? failure
-             : absl::DataLossError(absl::StrCat(store.Locate(ckpt::AttemptName(key)),
+             ? absl::NotFoundError(
+                   absl::StrCat(store.Locate(attempt), ": it was removed before it was committed"))
+             : absl::DataLossError(absl::StrCat(store.Locate(attempt),
                                                 ": it was removed, because a newer checkpoint is "
                                                 "kept: ",
                                                 ckpt::StepName(newest)));
@@ -486,10 +488,11 @@ absl::StatusOr<CommittedStepInfo> CommitSave(store::ObjectStore& store,
     // Another coordinator may have published this very attempt under our hands.
     const absl::StatusOr<std::optional<ckpt::CommitRecord>> now = published();
     if (!now.ok() || !*now) {
-      return SayIfOvertaken(store, context.key, described);
+      return SayIfGone(store, context.key, described);
     }
   }
-  return Publish(store, context.job, context.key);
+  absl::StatusOr<CommittedStepInfo> info = Publish(store, context.job, context.key);
+  return absl::IsNotFound(info.status()) ? SayIfGone(store, context.key, info.status()) : info;
 }
 
 absl::StatusOr<SettleResult> SettleDescribedAttempt(store::ObjectStore& store,
@@ -520,7 +523,7 @@ absl::StatusOr<SettleResult> SettleDescribedAttempt(store::ObjectStore& store,
       // Another coordinator publishes or removes it under our hands.
       const absl::StatusOr<std::optional<ckpt::CommitRecord>> now = ReadPublished(store, key.step);
       if (!now.ok() || !*now || !IsSave(**now, job, key)) {
-        result.reason = std::string(there.message());
+        result.reason = std::string(SayIfGone(store, key, there).message());
         return result;
       }
     } else {

@@ -5,16 +5,18 @@
 namespace ravel::checkpoint {
 namespace {
 
-absl::Status RemoveAttempt(store::ObjectStore& store, const ckpt::AttemptKey& key) {
+// False: it was committed, or removed by the coordinator, meanwhile.
+absl::StatusOr<bool> RemoveAttempt(store::ObjectStore& store, const ckpt::AttemptKey& key) {
   ckpt::AttemptKey removed_key = key;
   removed_key.attempt += ckpt::kRemovedAttempt;
   const std::string removed = ckpt::AttemptName(removed_key);
   const absl::Status renamed = store.PublishIfAbsent(ckpt::AttemptName(key), removed);
   if (absl::IsNotFound(renamed)) {
-    return absl::OkStatus();  // committed or removed by the coordinator
+    return false;
   }
   RETURN_IF_ERROR(renamed);
-  return store::WithdrawIfThere(store, removed);
+  RETURN_IF_ERROR(store::WithdrawIfThere(store, removed));
+  return true;
 }
 
 }  // namespace
@@ -36,8 +38,10 @@ absl::StatusOr<std::vector<ckpt::AttemptKey>> UnacknowledgedAttempts::Trim(
   int64_t complete = 0;
   for (size_t i = attempts_.size(); i-- > 0 && static_cast<int64_t>(attempts_.size()) > most_;) {
     if (complete >= most_) {
-      RETURN_IF_ERROR(RemoveAttempt(store, attempts_[i]));
-      removed.push_back(attempts_[i]);
+      ASSIGN_OR_RETURN(const bool removed_here, RemoveAttempt(store, attempts_[i]));
+      if (removed_here) {
+        removed.push_back(attempts_[i]);
+      }
       attempts_.erase(attempts_.begin() + static_cast<int64_t>(i));
       continue;
     }

@@ -367,6 +367,18 @@ TEST(SavesTest, ASaveThatMadeRoomForANewerOneIsToldSo) {
               HasSubstr("it was removed, because a newer checkpoint is kept: step-0000000020"));
 }
 
+// As when trainers removed it, because newer ones were whole: no step says so yet.
+TEST(SavesTest, ASaveThatIsGoneWithoutANewerStepIsNotFound) {
+  MemoryStore store;
+  const testing::SavedWorld saved = SmallWorld();
+  const auto seals = testing::WriteAllRanks(store, saved, kOld);
+  ASSERT_TRUE(store.Withdraw(ckpt::AttemptName(kOld)).ok());
+  const absl::Status late =
+      CommitSave(store, saved.save_plan, testing::ContextOf(saved, kOld), *seals).status();
+  EXPECT_TRUE(absl::IsNotFound(late)) << late;
+  EXPECT_THAT(std::string(late.message()), HasSubstr("it was removed before it was committed"));
+}
+
 TEST(SavesTest, RestoreTakesTheNewestGoodStep) {
   MemoryStore store;
   const testing::SavedWorld saved = SmallWorld();

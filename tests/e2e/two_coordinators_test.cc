@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <chrono>
 #include <csignal>
+#include <cstdlib>
 #include <filesystem>
 #include <iterator>
 #include <map>
@@ -147,7 +148,7 @@ class TwoCoordinatorsTest : public ::testing::TestWithParam<std::string> {
 
   // So many of the newest steps are there, or made room for a newer one before they were committed,
   // as a coordinator says: of two that race on a busy machine one may be steps ahead. A save that
-  // gave up on a store which answered 503 each time is told, too, and is no step that was lost.
+  // gave up on a store which failed each time is told, too, and is no step that was lost.
   void ExpectNewestOrOvertaken(int64_t count) const {
     const std::map<int64_t, std::string> commits = ExpectNewest(1);
     for (int64_t back = 1; back < count; ++back) {
@@ -161,7 +162,8 @@ class TwoCoordinatorsTest : public ::testing::TestWithParam<std::string> {
     return events.ok() && std::any_of(events->begin(), events->end(), [&](const EventRow& event) {
              return event.step == step &&
                     (absl::StrContains(event.message, "because a newer checkpoint is kept") ||
-                     absl::StrContains(event.message, ": HTTP 503"));
+                     absl::StrContains(event.message, ": HTTP ") ||            // after the last try
+                     absl::StrContains(event.message, "RAVEL_S3_ENDPOINT)"));  // without an answer
            });
   }
 
@@ -171,6 +173,7 @@ class TwoCoordinatorsTest : public ::testing::TestWithParam<std::string> {
 };
 
 class TwoRacingTest : public TwoCoordinatorsTest {};
+class TwoTwinsTest : public TwoCoordinatorsTest {};
 
 TEST_P(TwoCoordinatorsTest, OneThatWasBelievedDeadChangesNoStep) {
   ASSERT_NO_FATAL_FAILURE(TrainTo(8));
@@ -221,7 +224,7 @@ TEST_P(TwoCoordinatorsTest, OneTakesOverWhileTheOtherGoesOn) {
 }
 
 // Both begin epoch 2 from the same state; only their nodes differ.
-TEST_P(TwoRacingTest, OfTwoTwinsThatRaceOneCommitsAStep) {
+TEST_P(TwoTwinsTest, OfTwoTwinsThatRaceOneCommitsAStep) {
   ASSERT_NO_FATAL_FAILURE(TrainTo(8));
   old_->KillCoordinator();
   for (const std::string& name : old_->worker_names()) {
@@ -249,7 +252,14 @@ std::string NameOf(const ::testing::TestParamInfo<std::string>& each) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Stores, TwoCoordinatorsTest, ::testing::Values("file", "ravel"), NameOf);
-INSTANTIATE_TEST_SUITE_P(Stores, TwoRacingTest, ::testing::Values("file", "ravel", "s3"), NameOf);
+INSTANTIATE_TEST_SUITE_P(Stores, TwoTwinsTest, ::testing::Values("file", "ravel", "s3"), NameOf);
+// On S3, whose requests fail in turns, a race takes half a minute. Twins race there always.
+INSTANTIATE_TEST_SUITE_P(Stores,
+                         TwoRacingTest,
+                         ::testing::ValuesIn(std::getenv("RAVEL_ALL") == nullptr
+                                                 ? std::vector<std::string>{"file", "ravel"}
+                                                 : std::vector<std::string>{"file", "ravel", "s3"}),
+                         NameOf);
 
 }  // namespace
 }  // namespace ravel::testing

@@ -9,6 +9,7 @@
 #include <deque>
 #include <memory>
 #include <utility>
+#include <vector>
 
 #include <absl/strings/str_cat.h>
 #include <grpcpp/channel.h>
@@ -157,8 +158,9 @@ struct PlanGate {
   bool open ABSL_GUARDED_BY(mutex) = true;
 };
 
-// Deletes itself in OnDone.
-class PlanReactor final : public grpc::ClientReadReactor<v1::PlanChunk> {
+// Holds itself alive from StartCall to OnDone.
+class PlanReactor final : public grpc::ClientReadReactor<v1::PlanChunk>,
+                          public std::enable_shared_from_this<PlanReactor> {
  public:
   PlanReactor(v1::FetchPlanRequest request,
               FleetStream::PlanCallback done,
@@ -166,11 +168,19 @@ class PlanReactor final : public grpc::ClientReadReactor<v1::PlanChunk> {
       : request_(std::move(request)), done_(std::move(done)), gate_(std::move(gate)) {}
 
   void Start(v1::Fleet::Stub& stub) {
+    {
+      // Under a lock, so that a thread of gRPC sees it by a hand-over that sanitizers see too.
+      const MutexLock lock(gate_->mutex);
+      self_ = shared_from_this();
+    }
     context_.set_deadline(std::chrono::system_clock::now() + kPlanDeadline);
     stub.async()->FetchPlan(&context_, &request_, this);
     StartRead(&chunk_);
     StartCall();
   }
+
+  // Nobody wants the plan any more; from any thread.
+  void Cancel() { context_.TryCancel(); }
 
   void OnReadDone(bool ok) override {
     if (!ok) {
@@ -186,13 +196,12 @@ class PlanReactor final : public grpc::ClientReadReactor<v1::PlanChunk> {
   }
 
   void OnDone(const grpc::Status& status) override {
-    {
-      const MutexLock lock(gate_->mutex);
-      if (gate_->open) {
-        done_(Result(status));
-      }
+    std::shared_ptr<PlanReactor> last;  // outlives the lock
+    const MutexLock lock(gate_->mutex);
+    last = std::move(self_);
+    if (gate_->open) {
+      done_(Result(status));
     }
-    delete this;
   }
 
  private:
@@ -218,6 +227,7 @@ class PlanReactor final : public grpc::ClientReadReactor<v1::PlanChunk> {
   const v1::FetchPlanRequest request_;
   const FleetStream::PlanCallback done_;
   const std::shared_ptr<PlanGate> gate_;  // shared with the stream and its other plans in flight
+  std::shared_ptr<PlanReactor> self_;
   v1::PlanChunk chunk_;
   std::string plan_;
   bool too_long_ = false;
@@ -235,13 +245,20 @@ class GrpcFleetStream final : public FleetStream {
       const MutexLock lock(gate_->mutex);
       gate_->open = false;
     }
+    for (const std::weak_ptr<PlanReactor>& plan : plans_) {
+      if (const std::shared_ptr<PlanReactor> reactor = plan.lock()) {
+        reactor->Cancel();  // else the coordinator goes on sending, to its deadline
+      }
+    }
     reactor_->Detach();
   }
 
   bool Send(const v1::Up& message, Kind kind) override { return reactor_->Send(message, kind); }
 
   void FetchPlan(const v1::FetchPlanRequest& request, PlanCallback done) override {
-    auto* reactor = new PlanReactor(request, std::move(done), gate_);
+    std::erase_if(plans_, [](const auto& plan) { return plan.expired(); });
+    const auto reactor = std::make_shared<PlanReactor>(request, std::move(done), gate_);
+    plans_.push_back(reactor);
     reactor->Start(*stub_);
   }
 
@@ -250,6 +267,7 @@ class GrpcFleetStream final : public FleetStream {
   // Shared with the call, which ends some time after this object.
   std::shared_ptr<StreamReactor> reactor_;
   std::shared_ptr<PlanGate> gate_ = std::make_shared<PlanGate>();
+  std::vector<std::weak_ptr<PlanReactor>> plans_;  // in flight, and some that are done
 };
 
 // Deletes itself when the answer is there.

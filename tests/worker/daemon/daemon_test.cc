@@ -376,8 +376,13 @@ TEST_F(DaemonTest, ALaunchEndsWithTheStreamThatItsPlanWasToComeFrom) {
     return up.has_beat() && up.beat().trainers_size() == 1 &&
            up.beat().trainers(0).state() == "launching";
   });
+  EXPECT_TRUE(
+      testing::Eventually(std::chrono::seconds(30), [&] { return fleet_->plans_held() == 1; }));
   fleet_->Disconnect();
   EXPECT_EQ(fleet_->WaitFor(IsHello, 1).hello().trainers_size(), 0);
+  EXPECT_TRUE(testing::Eventually(std::chrono::seconds(30), [&] {
+    return fleet_->plans_held() == 0;
+  })) << "cancelled";
   fleet_->SetPlansCome(true);
   LaunchReady("echo", 1, 1);
 }

@@ -1,5 +1,6 @@
 #include "tests/worker/daemon/fake_fleet_service.h"
 
+#include <atomic>
 #include <deque>
 #include <set>
 #include <utility>
@@ -63,11 +64,14 @@ class Stream final : public grpc::ServerBidiReactor<v1::Up, v1::Down> {
 
 class PlanStream final : public grpc::ServerWriteReactor<v1::PlanChunk> {
  public:
-  PlanStream(std::string plan, bool comes) : plan_(std::move(plan)), comes_(comes) {
+  PlanStream(std::string plan, bool comes, std::atomic<int>& held)
+      : plan_(std::move(plan)), comes_(comes), held_(held) {
+    ++held_;
     if (comes) {
       Next();
     }
   }
+  ~PlanStream() override { --held_; }
   void OnWriteDone(bool) override { Next(); }
   void OnCancel() override {
     if (!comes_) {
@@ -89,6 +93,7 @@ class PlanStream final : public grpc::ServerWriteReactor<v1::PlanChunk> {
   }
   const std::string plan_;
   const bool comes_;
+  std::atomic<int>& held_;
   size_t sent_ = 0;
   v1::PlanChunk chunk_;
 };
@@ -140,6 +145,7 @@ class Service final : public v1::Fleet::CallbackService, public FakeFleet {
     const MutexLock lock(mutex_);
     plans_come_ = come;
   }
+  int plans_held() const override { return plans_held_; }
   std::vector<v1::Up> received() const override {
     const MutexLock lock(mutex_);
     return received_;
@@ -154,7 +160,7 @@ class Service final : public v1::Fleet::CallbackService, public FakeFleet {
   grpc::ServerWriteReactor<v1::PlanChunk>* FetchPlan(grpc::CallbackServerContext*,
                                                      const v1::FetchPlanRequest*) override {
     const MutexLock lock(mutex_);
-    return new PlanStream(options_.plan, plans_come_);
+    return new PlanStream(options_.plan, plans_come_, plans_held_);
   }
 
   void OnUp(Stream* stream, const v1::Up& up) {
@@ -197,6 +203,7 @@ class Service final : public v1::Fleet::CallbackService, public FakeFleet {
   int port_ = 0;
   mutable Mutex mutex_;
   bool acknowledge_ ABSL_GUARDED_BY(mutex_);
+  std::atomic<int> plans_held_{0};
   bool plans_come_ ABSL_GUARDED_BY(mutex_) = true;
   int64_t command_id_ ABSL_GUARDED_BY(mutex_) = 0;
   Stream* newest_ ABSL_GUARDED_BY(mutex_) = nullptr;

@@ -40,6 +40,8 @@ class FakeFleet {
   virtual void SetAcknowledge(bool acknowledge) = 0;
   // False: a plan that is fetched from now on does not come.
   virtual void SetPlansCome(bool come) = 0;
+  // Plans that are being fetched.
+  virtual int plans_held() const = 0;
 
   // All messages so far, in order; beats only if they carry trainers.
   virtual std::vector<v1::Up> received() const = 0;

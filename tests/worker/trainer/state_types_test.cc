@@ -15,6 +15,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "common/ckpt/digest.h"
 #include "common/ckpt/manifest_proto.h"
 #include "common/ckpt/step_layout.h"
 #include "common/crc32c.h"
@@ -35,6 +36,22 @@ void WriteAll(const std::string& path, const std::string& content) {
   std::ofstream(path, std::ios::binary) << content;
 }
 
+// Gives a committed step another manifest, and the COMMIT of that one.
+void PutManifest(const std::string& step, ckpt::Manifest manifest) {
+  std::vector<ckpt::TensorDigest> digests;
+  for (const ckpt::TensorRecord& tensor : manifest.tensors) {
+    digests.push_back({tensor.name, tensor.dtype, tensor.shape, tensor.digest64});
+  }
+  manifest.state_digest = ckpt::StateDigest(std::move(digests));
+  const std::string encoded = ckpt::EncodeManifest(manifest);
+  const std::string commit = absl::StrCat(step, "/", std::string(ckpt::kCommitFile));
+  const std::string prefix = ckpt::ParseCommit(ReadAll(commit)).value().prefix;
+  WriteAll(absl::StrCat(step, "/", prefix, "/", std::string(ckpt::kManifestFile)), encoded);
+  ckpt::CommitRecord made = ckpt::MakeCommitRecord(manifest, encoded);
+  made.prefix = prefix;
+  WriteAll(commit, ckpt::EncodeCommit(made));
+}
+
 // Writes a byte into a tensor of a committed step, with the checksums that it then has.
 void PutByte(const std::string& step, const std::string& tensor, int64_t at, uint8_t value) {
   ckpt::Manifest manifest = ManifestOf(step);
@@ -53,13 +70,7 @@ void PutByte(const std::string& step, const std::string& tensor, int64_t at, uin
   chunk.crc32c = Crc32c(0, content.data() + chunk.data_offset, static_cast<size_t>(chunk.bytes));
   chunk.block_crc32c = {chunk.crc32c};
   file.crc32c = Crc32c(0, content.data(), content.size());
-  const std::string encoded = ckpt::EncodeManifest(manifest);
-  const std::string commit = absl::StrCat(step, "/", std::string(ckpt::kCommitFile));
-  const std::string prefix = ckpt::ParseCommit(ReadAll(commit)).value().prefix;
-  WriteAll(absl::StrCat(step, "/", prefix, "/", std::string(ckpt::kManifestFile)), encoded);
-  ckpt::CommitRecord made = ckpt::MakeCommitRecord(manifest, encoded);
-  made.prefix = prefix;
-  WriteAll(commit, ckpt::EncodeCommit(made));
+  PutManifest(step, manifest);
 }
 
 class StateTypes : public ::testing::TestWithParam<const char*> {
@@ -166,6 +177,31 @@ TEST_P(StateTypes, CodesOfNanAreRefusedByTensorAndElement) {
                 ::testing::HasSubstr(absl::StrCat(
                     tensor, name, ": the code of element 7 is NaN, which no state has")));
     PutByte(step, tensor + name, 7, 0x3A);
+  }
+}
+
+// Older saves have roots in F8_E4M3 where squares are U8 now: no byte of them is read as a square.
+TEST_P(StateTypes, SquaresOfAnotherFormatAreRefusedByName) {
+  if (!plan::IsFp8State(types().square)) {
+    return;
+  }
+  const EpochOutcome whole = RunWell(Epoch(1));
+  const std::string step = whole.committed.at(kResumeStep);
+  ckpt::Manifest manifest = ManifestOf(step);
+  for (ckpt::TensorRecord& tensor : manifest.tensors) {
+    if (tensor.role == ckpt::TensorRole::kExpAvgSq) {
+      tensor.dtype = tensor.stored_dtype = DType::kF8E4M3;
+    }
+  }
+  PutManifest(step, manifest);
+  for (const bool wide : {false, true}) {
+    EpochArgs args = ResumeRuns::From(whole, Epoch(2));
+    args.spec.optimizer.state_types = wide ? plan::StateTypes{} : types();
+    const EpochOutcome refused = RunEpoch(args);
+    ASSERT_FALSE(refused.results.empty());
+    EXPECT_THAT(std::string(refused.results.front().message()),
+                ::testing::HasSubstr("state.model.embed_tokens.weight.exp_avg_sq: F8_E4M3 stored "
+                                     "as F8_E4M3, expected F32, BF16 or U8"));
   }
 }
 

@@ -208,7 +208,10 @@ absl::Status RemoveParts(const std::string& folder) {
 }
 
 // A file, a link, or a folder and all in it; what another removes meanwhile is fine below `path`.
+// A folder may get a file after it was listed, from a writer that began before: it is looked at
+// again then.
 absl::Status RemoveTree(const std::string& path) {
+  constexpr int kLooks = 16;
   struct stat status = {};
   if (::lstat(path.c_str(), &status) != 0) {
     return IoError("remove", path);
@@ -216,12 +219,19 @@ absl::Status RemoveTree(const std::string& path) {
   if (!S_ISDIR(status.st_mode)) {
     return ::unlink(path.c_str()) == 0 ? absl::OkStatus() : IoError("remove", path);
   }
-  ASSIGN_OR_RETURN(const std::vector<std::string> names, NamesIn(path));
-  for (const std::string& name : names) {
-    const absl::Status removed = RemoveTree(JoinPath(path, name));
-    RETURN_IF_ERROR(absl::IsNotFound(removed) ? absl::OkStatus() : removed);
+  for (int look = 1;; ++look) {
+    ASSIGN_OR_RETURN(const std::vector<std::string> names, NamesIn(path));
+    for (const std::string& name : names) {
+      const absl::Status removed = RemoveTree(JoinPath(path, name));
+      RETURN_IF_ERROR(absl::IsNotFound(removed) ? absl::OkStatus() : removed);
+    }
+    if (::rmdir(path.c_str()) == 0) {
+      return absl::OkStatus();
+    }
+    if ((errno != ENOTEMPTY && errno != EEXIST) || look == kLooks) {
+      return IoError("remove", path);
+    }
   }
-  return ::rmdir(path.c_str()) == 0 ? absl::OkStatus() : IoError("remove", path);
 }
 
 }  // namespace

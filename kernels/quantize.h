@@ -75,10 +75,12 @@ enum class ActivationRole : uint8_t { kInput, kGradient };
 // kRows). Rows of the matrix are tokens: row r is token r % sequence_tokens of sample
 // first_sample + r / sequence_tokens of the global batch.
 struct ActivationDraws {
+  static constexpr uint32_t kMostPieces = 1u << 11;  // of a site, told apart
   uint64_t seed = 0;
   uint32_t step = 0;
   const int64_t* device_step = nullptr;  // memory of the stream's device, read in place of `step`
   uint32_t site = 0;
+  uint32_t piece = 0;  // PhiloxPosition::piece
   uint32_t first_sample = 0;
   int64_t sequence_tokens = 1;
 };

@@ -26,7 +26,8 @@ namespace {
 
 constexpr int64_t kMinuteMs = 60'000;
 constexpr int64_t kMaxDevices = 65536;
-constexpr int64_t kMostLaneTokens = int64_t{1} << 30;  // what a plan can hold
+constexpr int64_t kMostLaneTokens = int64_t{1} << 30;    // what a plan can hold
+constexpr int64_t kMostDrawnSamples = int64_t{1} << 20;  // PhiloxPosition::sample
 constexpr int64_t kMaxSizes = 4096;
 
 // A static scale is one that starts between equal bounds.
@@ -123,6 +124,13 @@ void JobRules::CheckRecipe(v1::PrecisionSpec& precision) {
          absl::StrCat(
              "1 with ", plan::RecipeName(recipe.recipe), ", which has scales of all tokens"),
          absl::StrCat(spec().tensor_chunks));
+  }
+  if (recipe.recipe == plan::Recipe::kNvFp4 && spec().global_batch > kMostDrawnSamples) {
+    Fail("spec.training.globalBatch",
+         absl::StrCat("at most ",
+                      kMostDrawnSamples,
+                      " with nvfp4, whose random bits tell as many samples apart"),
+         absl::StrCat(spec().global_batch));
   }
   CheckShapesOf(recipe);
 }

@@ -66,6 +66,7 @@ uint32_t DrawOf(const QuantizeBlocksArgs& args, int64_t token, int64_t column) {
            .step = draws.device_step != nullptr ? static_cast<uint32_t>(*draws.device_step)
                                                 : draws.step,
            .site = draws.site,
+           .piece = draws.piece,
            .purpose = args.along == BlocksAlong::kColumns
                           ? scalar::PhiloxPurpose::kGradientAlongColumns
                           : scalar::PhiloxPurpose::kGradientAlongRows}));

@@ -230,6 +230,7 @@ class ActivationCast {
                                      ? static_cast<uint32_t>(*draws.device_step)
                                      : draws.step,
                          .site = draws.site,
+                         .piece = draws.piece,
                          .purpose = args_.along == BlocksAlong::kColumns
                                         ? scalar::PhiloxPurpose::kGradientAlongColumns
                                         : scalar::PhiloxPurpose::kGradientAlongRows},

@@ -160,7 +160,7 @@ size_t DrawBytes(const StripDraws& draws, int64_t first, size_t n, ChunkRandom& 
   for (size_t i = 0; i < count; ++i) {
     const uint64_t at = index / 16 + i;
     c0[i] = static_cast<uint32_t>(at);
-    c1[i] = (static_cast<uint32_t>(at >> 32) & 0xFFFu) | (counter[1] & ~0xFFFu);
+    c1[i] = (static_cast<uint32_t>(at >> 32) & 0xFFFu) | counter[1];
     c2[i] = counter[2];
     c3[i] = counter[3];
   }

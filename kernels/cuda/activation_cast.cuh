@@ -45,6 +45,7 @@ __device__ inline scalar::PhiloxWords DrawAt(const QuantizeActivationParams& p,
            .sample = p.first_sample + static_cast<uint32_t>(row / p.sequence_tokens),
            .step = p.device_step != nullptr ? static_cast<uint32_t>(*p.device_step) : p.step,
            .site = p.site,
+           .piece = p.piece,
            .purpose = static_cast<scalar::PhiloxPurpose>(p.purpose)}));
 }
 

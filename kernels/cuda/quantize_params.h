@@ -84,14 +84,14 @@ struct ActivationAmaxParams {
 
 struct QuantizeActivationParams {
   const void* from;
-  void* to;
+  void* to = nullptr;
   const uint32_t* amax;  // of the tensor; null where blocks have all there is of scales
   float* scale;
-  const float* encode;
-  uint32_t* staged;
+  const float* encode = nullptr;
+  uint32_t* staged = nullptr;
   uint32_t* non_finite;
   int64_t from_stride;
-  int64_t to_stride;
+  int64_t to_stride = 0;
   int64_t rows;
   int64_t columns;
   int64_t sequence_tokens;
@@ -99,10 +99,10 @@ struct QuantizeActivationParams {
   const int64_t* device_step;  // read in place of `step` when present
   uint32_t step;
   uint32_t site;
+  uint32_t piece;
   uint32_t first_sample;
   uint32_t purpose;
   uint32_t least;  // amax of a block
-  uint32_t unused = 0;
 };
 
 inline constexpr int kCodesTile = 64;  // rows and columns of a block's tile

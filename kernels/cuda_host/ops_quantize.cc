@@ -215,6 +215,11 @@ int32_t SchemeOf(const QuantizeActivationArgs& args) {
   return scheme == kTensorE4M3 && gradient ? int32_t{kTensorE5M2} : scheme;
 }
 
+uint32_t PurposeOf(bool along_rows) {
+  return static_cast<uint32_t>(along_rows ? scalar::PhiloxPurpose::kGradientAlongRows
+                                          : scalar::PhiloxPurpose::kGradientAlongColumns);
+}
+
 bool TransformsFirst(const QuantizeActivationArgs& args) {
   return args.recipe == Recipe::kNvFp4 && args.along == BlocksAlong::kRows;
 }
@@ -261,8 +266,7 @@ void QuantizeActivation(Stream& stream, const QuantizeActivationArgs& args) {
   const bool along_rows = args.along == BlocksAlong::kRows && edge > 0;
   const int64_t warps = along_rows ? DivCeil(tokens, edge) * DivCeil(columns, int64_t{kWarpThreads})
                                    : tokens * DivCeil(columns, int64_t{kQuantizeColumns});
-  const auto purpose = along_rows ? scalar::PhiloxPurpose::kGradientAlongRows
-                                  : scalar::PhiloxPurpose::kGradientAlongColumns;
+  const uint32_t purpose = PurposeOf(along_rows);
   on.Run({.kernel = along_rows ? Kernel::kQuantizeAlongRows : Kernel::kQuantizeAlongColumns,
           .variant = QuantizeVariant(SchemeOf(args), !along_rows && FitsVectors({from, args.to})),
           .grid = WarpGrid(on, warps)},
@@ -282,8 +286,9 @@ void QuantizeActivation(Stream& stream, const QuantizeActivationArgs& args) {
                                   .device_step = args.draws.device_step,
                                   .step = args.draws.step,
                                   .site = args.draws.site,
+                                  .piece = args.draws.piece,
                                   .first_sample = args.draws.first_sample,
-                                  .purpose = static_cast<uint32_t>(purpose),
+                                  .purpose = purpose,
                                   .least = std::bit_cast<uint32_t>(args.epsilon)});
 }
 
@@ -431,24 +436,18 @@ void QuantizeFp4Blocks(LaunchStream& on, const QuantizeBlocksArgs& args) {
                                      .from = args.from,
                                      .to = {},
                                      .scale = args.scale});
-  const auto purpose = turned ? scalar::PhiloxPurpose::kGradientAlongRows
-                              : scalar::PhiloxPurpose::kGradientAlongColumns;
+  const uint32_t purpose = PurposeOf(turned);
   const int64_t tiles =
       DivCeil(tokens, int64_t{kBlockRows}) * DivCeil(columns, int64_t{kBlockColumns});
-  const bool gradient = args.role == ActivationRole::kGradient;
   on.Run({.kernel = turned ? Kernel::kFp4CodesAlongRows : Kernel::kFp4CodesAlongColumns,
-          .variant = gradient ? kBlocksOfFp4Stochastic : kBlocksOfFp4,
+          .variant = args.role == ActivationRole::kInput ? kBlocksOfFp4 : kBlocksOfFp4Stochastic,
           .grid = turned ? std::array<uint32_t, 3>{FlatGrid(on, tiles * kFlatThreads), 1, 1}
                          : WarpGrid(on, tokens * DivCeil(columns, int64_t{kQuantizeColumns}))},
          Fp4CodesParams{.cast = {.from = args.from.data,
-                                 .to = nullptr,
                                  .amax = amax,
                                  .scale = args.scale.As<float>(),
-                                 .encode = nullptr,
-                                 .staged = nullptr,
                                  .non_finite = args.non_finite.As<uint32_t>(),
                                  .from_stride = args.from.row_stride,
-                                 .to_stride = 0,
                                  .rows = tokens,
                                  .columns = columns,
                                  .sequence_tokens = args.draws.sequence_tokens,
@@ -456,8 +455,9 @@ void QuantizeFp4Blocks(LaunchStream& on, const QuantizeBlocksArgs& args) {
                                  .device_step = args.draws.device_step,
                                  .step = args.draws.step,
                                  .site = args.draws.site,
+                                 .piece = args.draws.piece,
                                  .first_sample = args.draws.first_sample,
-                                 .purpose = static_cast<uint32_t>(purpose),
+                                 .purpose = purpose,
                                  .least = 0},
                         .codes = args.codes.As<uint8_t>(),
                         .scales = args.scales.As<uint8_t>()});

@@ -38,18 +38,21 @@ enum class PhiloxPurpose : uint32_t {
 };
 
 // block: global row-major element index / draws per call (44 bits); sample: index in the global
-// batch (20 bits, 0 for parameters); site: ordinal of the canonical tensor (24 bits).
+// batch (20 bits, 0 for parameters); site: ordinal of the canonical tensor (24 bits); piece: which
+// of several matrices of a site (11 bits); those after piece 0 have blocks of 33 bits.
 struct PhiloxPosition {
   uint64_t block = 0;
   uint32_t sample = 0;
   uint32_t step = 0;
   uint32_t site = 0;
+  uint32_t piece = 0;
   PhiloxPurpose purpose = PhiloxPurpose::kInitialisation;
 };
 
 constexpr PhiloxWords PhiloxCounter(const PhiloxPosition& position) {
   return {static_cast<uint32_t>(position.block),
-          (static_cast<uint32_t>(position.block >> 32) & 0xFFFu) | (position.sample << 12),
+          ((static_cast<uint32_t>(position.block >> 32) | position.piece << 1) & 0xFFFu) |
+              (position.sample << 12),
           position.step,
           (position.site & 0xFFFFFFu) | (static_cast<uint32_t>(position.purpose) << 24)};
 }

@@ -61,6 +61,15 @@ class GpuBlockCodesTest : public GpuQuantizeTest {
     bool as_mxfp8;
   };
 
+  static ActivationDraws DrawsOf(const Case& of) {
+    return {.seed = 77,
+            .step = 5,
+            .site = 9,
+            .piece = 6,
+            .first_sample = 3,
+            .sequence_tokens = of.tokens / 2};
+  }
+
   // Codes and scales of blocks are those of the CPU, and together what QuantizeActivation makes.
   void Compare(const Case& of) {
     const bool turned = of.along == BlocksAlong::kRows;
@@ -68,8 +77,7 @@ class GpuBlockCodesTest : public GpuQuantizeTest {
     const int64_t outer = turned ? of.columns : of.tokens;
     const int64_t inner = turned ? of.tokens : of.columns;
     const ScaleForm form = ActivationScaleForm(of.recipe, of.as_mxfp8);
-    const ActivationDraws draws = {
-        .seed = 77, .step = 5, .site = 9, .first_sample = 3, .sequence_tokens = of.tokens / 2};
+    const ActivationDraws draws = DrawsOf(of);
     TwinMatrix from(DType::kBF16, of.tokens, of.columns, of.gap);
     TwinMatrix decoded(DType::kBF16, of.tokens, of.columns);
     TwinMatrix codes(DType::kU8, outer, inner / CodesOfByte(form));

@@ -102,6 +102,7 @@ TEST_F(GpuActivationTest, GivesTheBitsOfTheCpu) {
         args.draws = {.seed = 0x123456789ABCDEF0u,
                       .step = 3,
                       .site = 0x00FEDCBA,
+                      .piece = 0x5A3,
                       .first_sample = 9,
                       .sequence_tokens = 40};
         for (const Layout& layout : kLayouts) {

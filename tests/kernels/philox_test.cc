@@ -5,9 +5,12 @@
 
 #include <cmath>
 #include <cstdint>
+#include <set>
 #include <vector>
 
 #include <gtest/gtest.h>
+
+#include "kernels/quantize.h"
 
 namespace ravel::kernels {
 namespace {
@@ -30,6 +33,26 @@ TEST(PhiloxTest, KnownAnswersOfSevenRounds) {
   EXPECT_EQ(
       scalar::Philox4x32<7>(0x299f31d0a4093822u, {0x243f6a88, 0x85a308d3, 0x13198a2e, 0x03707344}),
       (scalar::PhiloxWords{0x4dfccaba, 0x190a87f0, 0xc47362ba, 0xb6b5242a}));
+}
+
+// A position's fields do not meet in its counter.
+TEST(PhiloxTest, PiecesOfASiteHaveDrawsOfTheirOwn) {
+  const auto counter = [](uint64_t block, uint32_t sample, uint32_t piece) {
+    return scalar::PhiloxCounter({.block = block, .sample = sample, .site = 7, .piece = piece});
+  };
+  constexpr uint32_t kMostPieces = ActivationDraws::kMostPieces;
+  std::set<scalar::PhiloxWords> seen;
+  size_t positions = 0;
+  for (const uint64_t block :
+       {uint64_t{0}, uint64_t{1}, uint64_t{1} << 32, (uint64_t{1} << 33) - 1}) {
+    for (const uint32_t sample : {0u, 1u, 0xFFFFFu}) {
+      for (uint32_t piece = 0; piece < kMostPieces; ++piece) {
+        seen.insert(counter(block, sample, piece));
+        ++positions;
+      }
+    }
+  }
+  EXPECT_EQ(seen.size(), positions);
 }
 
 // 32 halves are those of 64 elements: each once as it is, once with its bytes exchanged.

@@ -29,9 +29,11 @@ uint32_t DrawOf(const QuantizeActivationArgs& args, int64_t columns, int64_t row
   const auto index = static_cast<uint64_t>(row % draws.sequence_tokens * columns + column);
   const auto sample = draws.first_sample + static_cast<uint32_t>(row / draws.sequence_tokens);
   const uint32_t purpose = args.along == BlocksAlong::kColumns ? 3 : 4;
-  const scalar::PhiloxWords words = scalar::Philox4x32(
-      draws.seed,
-      {static_cast<uint32_t>(index / 16), sample << 12, draws.step, draws.site | (purpose << 24)});
+  const scalar::PhiloxWords words = scalar::Philox4x32(draws.seed,
+                                                       {static_cast<uint32_t>(index / 16),
+                                                        draws.piece << 1 | sample << 12,
+                                                        draws.step,
+                                                        draws.site | (purpose << 24)});
   return (words[index % 16 / 4] >> (index % 4 * 8)) & 0xFFu;
 }
 
@@ -122,6 +124,7 @@ QuantizeActivationArgs ArgsOf(Recipe recipe, ActivationRole role, BlocksAlong al
   args.draws = {.seed = 0x1234567890ABCDEFu,
                 .step = 7,
                 .site = 0x00ABCDEF,
+                .piece = 0x5A3,
                 .first_sample = 5,
                 .sequence_tokens = 48};
   return args;

@@ -26,9 +26,6 @@ namespace {
 constexpr auto kColumns = kernels::BlocksAlong::kColumns;
 constexpr auto kRows = kernels::BlocksAlong::kRows;
 
-// Bits of the site of random numbers that are the weight's; those above are of a part of it.
-constexpr uint32_t kSiteBits = 24;
-
 // A part of [rows, columns]; absent where columns are not in parts.
 kernels::GemmPart ColumnPart(int64_t rows, int64_t part_columns) {
   return part_columns > 0 ? kernels::GemmPart{.rows = rows, .columns = part_columns}
@@ -151,9 +148,12 @@ Projection::Operand Projection::Decoded(kernels::Stream& stream,
 kernels::ActivationDraws Projection::DrawsOf(const ActivationArgs& args) const {
   kernels::ActivationDraws draws =
       args.memory.draws == nullptr ? kernels::ActivationDraws() : *args.memory.draws;
-  const uint32_t site = parts_[args.part].site;
-  CHECK_LT(site, 1u << kSiteBits);
-  draws.site = site | args.piece << kSiteBits;
+  draws.site = parts_[args.part].site;
+  CHECK_LT(draws.site, 1u << 24);
+  // The lowest bit tells the calls of a unit apart.
+  CHECK_LT(draws.piece, 2u);
+  CHECK_LT(args.piece, kernels::ActivationDraws::kMostPieces / 2);
+  draws.piece |= args.piece << 1;
   return draws;
 }
 

@@ -206,6 +206,7 @@ absl::Status InstructionRunner::Compute(const BoundInstruction& bound, const Rep
   // Sums, which draw nothing, may run beside a step that does.
   if (!plan::ExchangesAddends(bound.move)) {
     draws_ = DrawsOf(turn);
+    draws_.piece = static_cast<uint32_t>(instruction.call);
     loss_scale_ = static_cast<float>(turn.loss_scale);
   }
   if (bound.move != plan::SegmentMove::kNone) {

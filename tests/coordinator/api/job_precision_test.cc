@@ -182,6 +182,20 @@ TEST(JobPrecision, AnEmulationIsAllowedByNameAndOfTheDevices) {
             field + "a precision.recipe beside it, got none\n");
 }
 
+TEST(JobPrecision, NvFp4HasRandomBitsForSoManySamples) {
+  v1::TrainingJob job = MakeTyped("gpu", "recipe: nvfp4").job;
+  const auto violations = [&job](const char* recipe, int64_t samples) {
+    job.mutable_spec()->mutable_precision()->set_recipe(recipe);
+    job.mutable_spec()->mutable_training()->set_global_batch(samples);
+    return TypeViolations(Canonicalize(job, {}));
+  };
+  EXPECT_EQ(violations("nvfp4", int64_t{1} << 20), "");
+  EXPECT_EQ(violations("nvfp4", int64_t{1} << 21),
+            "spec.training.globalBatch: expected at most 1048576 with nvfp4, whose random bits "
+            "tell as many samples apart, got 2097152\n");
+  EXPECT_EQ(violations("mxfp8", int64_t{1} << 21), "");
+}
+
 TEST(JobPrecision, AnEmulationThatTheDevicesNeverTakeIsRefusedByEntry) {
   const auto refused = [](const char* kind, const char* entries) {
     return TypeViolations(MakeTyped(kind, absl::StrCat("recipe: nvfp4, emulation: ", entries)));

@@ -1,6 +1,7 @@
 #include "common/model/recipes.h"
 
 #include <algorithm>
+#include <array>
 
 #include <absl/strings/str_cat.h>
 
@@ -144,34 +145,80 @@ int64_t BytesOfScales(ScaleForm form, int64_t rows, int64_t columns) {
   return std::max(ScaleBytes(form, rows, columns), ScaleBytes(form, columns, rows));
 }
 
+// The matrices of one linear map of a layer: of q|k|v all three.
+std::vector<const TensorSpec*> MatricesOf(const ModelInventory& inventory,
+                                          const UnitSpec& unit,
+                                          const LinearNames& linear) {
+  std::vector<const TensorSpec*> matrices;
+  for (const TensorId id : unit.tensors) {
+    const TensorSpec& tensor = inventory.tensors[id];
+    const bool of_linear =
+        std::any_of(linear.names.begin(), linear.names.end(), [&](std::string_view name) {
+          return tensor.name.ends_with(
+              absl::StrCat(".", absl::string_view(name.data(), name.size()), ".weight"));
+        });
+    if (of_linear && tensor.shape.size() == 2) {
+      matrices.push_back(&tensor);
+    }
+  }
+  return matrices;
+}
+
+bool AnyQuantized(const std::vector<const TensorSpec*>& matrices) {
+  return std::any_of(matrices.begin(), matrices.end(), [](const TensorSpec* tensor) {
+    return tensor->recipe != Recipe::kNone;
+  });
+}
+
+std::array<const LinearNames*, 4> LinearsOf(const Architecture& architecture) {
+  return {&architecture.qkv,
+          &architecture.attention_output,
+          &architecture.mlp_input,
+          &architecture.mlp_output};
+}
+
+// Gemms of codes read the gradients of a quantized matrix's outputs beside those of matrices that
+// keep bf16, by whole words.
+absl::Status CheckBeside(GemmPath path, const ModelInventory& inventory) {
+  constexpr int64_t kWord = 16;
+  const Architecture& architecture = ArchitectureOf(inventory.config.architecture);
+  if (GemmStep(path) == 1 || architecture.layout != MatrixLayout::kOutputInput) {
+    return absl::OkStatus();  // matrices of [in, out] are fused, not beside others
+  }
+  for (const UnitSpec& unit : inventory.units) {
+    for (const LinearNames* linear : LinearsOf(architecture)) {
+      const std::vector<const TensorSpec*> matrices = MatricesOf(inventory, unit, *linear);
+      for (const TensorSpec* tensor : matrices) {
+        if (AnyQuantized(matrices) && tensor->shape[0] % kWord != 0) {
+          return FieldRefusal("precision.keepBf16",
+                              absl::StrCat("outputs that are multiples of ",
+                                           kWord,
+                                           " beside quantized matrices, or patterns for all that "
+                                           "read the same input"),
+                              absl::StrCat(tensor->name, " ", ShapeText(tensor->shape)));
+        }
+      }
+    }
+  }
+  return absl::OkStatus();
+}
+
 GemmWidths WidthsOf(const ModelInventory& inventory, const UnitSpec& unit, GemmPath path) {
   const ScaleForm form = WeightForm(path);
   const Architecture& architecture = ArchitectureOf(inventory.config.architecture);
   const bool output_first = architecture.layout == MatrixLayout::kOutputInput;
   GemmWidths widths;
-  for (const LinearNames* linear : {&architecture.qkv,
-                                    &architecture.attention_output,
-                                    &architecture.mlp_input,
-                                    &architecture.mlp_output}) {
+  for (const LinearNames* linear : LinearsOf(architecture)) {
+    const std::vector<const TensorSpec*> matrices = MatricesOf(inventory, unit, *linear);
     int64_t output = 0;
     int64_t elements = 0;
-    bool quantized = false;
-    for (const TensorId id : unit.tensors) {
-      const TensorSpec& tensor = inventory.tensors[id];
-      const bool of_linear =
-          std::any_of(linear->names.begin(), linear->names.end(), [&](std::string_view name) {
-            return tensor.name.ends_with(
-                absl::StrCat(".", absl::string_view(name.data(), name.size()), ".weight"));
-          });
-      if (of_linear && tensor.shape.size() == 2) {
-        quantized |= tensor.recipe != Recipe::kNone;
-        const Shape item = ItemShape(tensor);
-        output += item[output_first ? 0 : 1];
-        widths.input = std::max(widths.input, item[output_first ? 1 : 0]);
-        elements += ElementCount(item);
-      }
+    for (const TensorSpec* tensor : matrices) {
+      const Shape item = ItemShape(*tensor);
+      output += item[output_first ? 0 : 1];
+      widths.input = std::max(widths.input, item[output_first ? 1 : 0]);
+      elements += ElementCount(item);
     }
-    if (quantized) {
+    if (AnyQuantized(matrices)) {
       widths.output = std::max(widths.output, output);
       widths.weight = std::max(widths.weight, elements);
       widths.weight_scales =
@@ -245,6 +292,7 @@ absl::Status ApplyRecipe(const RecipeSpec& spec,
                         "to leave a matrix that is quantized",
                         "patterns that match all that are trained");
   }
+  RETURN_IF_ERROR(CheckBeside(path, inventory));
   DissolveBundles(inventory);
   return absl::OkStatus();
 }
@@ -270,6 +318,7 @@ absl::Status SetRecipes(const IdVector<TensorId, Recipe>& recipes,
       tensor.recipe = recipes[id];
     }
   }
+  RETURN_IF_ERROR(CheckBeside(path, inventory));
   DissolveBundles(inventory);
   return absl::OkStatus();
 }

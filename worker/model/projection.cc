@@ -194,7 +194,7 @@ Projection::Operand Projection::Activation(kernels::Stream& stream,
 Projection::Operand Projection::GradientOfAll(kernels::Stream& stream,
                                               const ActivationArgs& args) const {
   const std::optional<size_t> part = FirstQuantized(args.memory);
-  if (!part.has_value() || OfBlocks(args.memory, *part)) {
+  if (!part.has_value() || ScalesBlocks(args.memory, *part)) {
     return {};
   }
   return Activation(stream,
@@ -214,13 +214,13 @@ Projection::Operand Projection::GradientOf(kernels::Stream& stream,
   if (!Quantized(args.memory, block.first)) {
     return {.matrix = dy, .scale = {}};
   }
-  if (OfBlocks(args.memory, block.first)) {
-    return ActivationBlocks(stream,
-                            {.memory = args.memory,
-                             .part = block.first,
-                             .from = dy,
-                             .role = args.role,
-                             .along = args.along});
+  if (ScalesBlocks(args.memory, block.first)) {
+    return Activation(stream,
+                      {.memory = args.memory,
+                       .part = block.first,
+                       .from = dy,
+                       .role = args.role,
+                       .along = args.along});
   }
   const bool turned = OfCodes(args.memory, block.first) && args.along == kRows;
   return {.matrix = turned ? RowsOf(all.matrix, column, block.columns)

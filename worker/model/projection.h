@@ -206,8 +206,14 @@ class Projection {
   bool OfCodes(const UnitMemory& memory, size_t part) const {
     return Quantized(memory, part) && memory.scales[parts_[part].weight].of_codes;
   }
-  // True where gemms read codes with a scale for each block. A gemm takes all scales that lie
-  // together, so that gradients of outputs are then quantized for each gemm apart.
+  // True where the recipe has scales of blocks. Gradients of outputs are then quantized for each
+  // gemm apart: a block is never of two of them, and a gemm of codes takes all scales that lie
+  // together.
+  bool ScalesBlocks(const UnitMemory& memory, size_t part) const {
+    return Quantized(memory, part) &&
+           plan::BlockEdge(memory.scales[parts_[part].weight].weight.recipe) > 0;
+  }
+  // True where gemms read codes with a scale for each block.
   bool OfBlocks(const UnitMemory& memory, size_t part) const {
     return Quantized(memory, part) && memory.scales[parts_[part].weight].of_blocks;
   }

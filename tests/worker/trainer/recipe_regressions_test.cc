@@ -136,10 +136,42 @@ TEST_F(RecipeRegressions, ScalesEqualOnAllOwners) {
   }
 }
 
+// Few rows of blocks over more ranks: some have none.
 TEST_F(RecipeRegressions, EmptyShardJoinsAmaxReduce) {
-  const Codes cut = CodesAfter({.width = 15}, Recipe::kNvFp4, 1);
-  ASSERT_EQ(cut.pieces.size(), 15u);
-  EXPECT_EQ(cut.codes, CodesAfter({}, Recipe::kNvFp4, 1).codes);
+  for (const Recipe recipe : {Recipe::kFloat8Block, Recipe::kNvFp4}) {
+    const auto codes = [&](int64_t width) {
+      const StrategyCase tested = {.width = width};
+      plan::JobSpec spec = Job(tested, recipe);
+      spec.recipe.keep_bf16 = {"*.q_proj.*", "*.v_proj.*", "*.o_proj.*", "*.mlp.*"};
+      return CodesOf(spec, tested.ranks(), 2);
+    };
+    const Codes one = codes(1);
+    const Codes cut = codes(15);
+    EXPECT_EQ(*std::min_element(cut.pieces.begin(), cut.pieces.end()), 0)
+        << plan::RecipeName(recipe);
+    EXPECT_EQ(cut.codes, one.codes) << plan::RecipeName(recipe);
+    for (const std::vector<uint32_t>& amaxes : cut.amaxes) {
+      EXPECT_EQ(amaxes, one.amaxes[0]) << plan::RecipeName(recipe);
+    }
+  }
+}
+
+// Eight columns of k and eight of v beside 128 of q: together no whole blocks of gradients.
+TEST_F(RecipeRegressions, MatricesMayKeepBf16BesideQuantizedOnes) {
+  for (const Recipe recipe : kAllRecipes) {
+    const auto codes = [&](int64_t width) {
+      const StrategyCase tested = {.width = width};
+      plan::JobSpec spec = Job(tested, recipe);
+      spec.model->num_attention_heads = 16;
+      spec.model->num_key_value_heads = 1;
+      spec.model->head_dim = 8;
+      spec.recipe.keep_bf16 = {"*.k_proj.*", "*.v_proj.*"};
+      return CodesOf(spec, tested.ranks(), 2);
+    };
+    const Codes one = codes(1);
+    EXPECT_EQ(one.codes.size(), 10u);
+    EXPECT_EQ(codes(3).codes, one.codes) << plan::RecipeName(recipe);
+  }
 }
 
 // Rows of 352 are no divisor of what shards are aligned to.

@@ -269,6 +269,16 @@ TEST(RecipePlans, AreRefusedWithFieldAndTensor) {
               HasSubstr("precision.emulation: expected a precision.recipe beside it"));
   EXPECT_THAT(refusal([](JobSpec& spec) { spec.recipe.keep_bf16 = {"lm_head*"}; }),
               HasSubstr("precision.keepBf16[0]: expected a pattern that matches a trained matrix"));
+  EXPECT_THAT(refusal([](JobSpec& spec) {
+                spec.cpu_devices = false;  // words of gradients that gemms of codes read
+                spec.recipe.recipe = Recipe::kCurrent;
+                spec.model->head_dim = 4;
+                spec.model->num_attention_heads = 32;
+                spec.model->num_key_value_heads = 2;
+                spec.recipe.keep_bf16 = {"*.k_proj.*", "*.v_proj.*"};
+              }),
+              HasSubstr("precision.keepBf16: expected outputs that are multiples of 16 beside "
+                        "quantized matrices"));
   EXPECT_THAT(refusal([](JobSpec& spec) { spec.recipe.keep_bf16 = {"*"}; }),
               HasSubstr("precision.keepBf16: expected to leave a matrix that is quantized"));
   EXPECT_THAT(

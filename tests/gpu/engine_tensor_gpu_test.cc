@@ -32,6 +32,7 @@ struct TensorMesh {
   bool offload = false;  // the optimizer's state is in memory of the host
   Recipe recipe = Recipe::kNone;
   bool of_codes = false;  // gemms read codes; else they are emulated
+  bool as_mxfp8 = false;  // of_codes: those of fp8_block by gemms of mxfp8
 
   std::string name() const {
     return absl::StrCat(
@@ -41,6 +42,7 @@ struct TensorMesh {
         compute == ComputeType::kF32 ? "" : absl::StrCat("_", plan::ComputeName(compute)),
         offload ? "_offload" : "",
         recipe == Recipe::kNone ? "" : absl::StrCat("_", recipe_name()),
+        as_mxfp8 ? "_as_mxfp8" : "",
         of_codes ? "_codes" : "");
   }
   // On devices whose gemms' bits may depend on sizes.
@@ -69,6 +71,8 @@ RecordArgs StepsOf(const TensorMesh& mesh) {
     }
     if (!mesh.of_codes) {
       args.spec.recipe.emulation = {plan::GemmPath::kDequantBf16};
+    } else if (mesh.as_mxfp8) {
+      args.spec.recipe.emulation = {plan::GemmPath::kBlockAsMxFp8};
     }
   }
   return args;
@@ -80,7 +84,8 @@ const Recording& OneRankOf(kernels::CudaGpu& gpu, const TensorMesh& mesh) {
       .model = mesh.model,
       .compute = mesh.compute,
       .recipe = mesh.recipe,
-      .of_codes = mesh.of_codes};
+      .of_codes = mesh.of_codes,
+      .as_mxfp8 = mesh.as_mxfp8};
   return RecordedOnce(gpu, "tensor " + alone.name(), StepsOf(alone));
 }
 
@@ -89,7 +94,8 @@ class GpuTensor : public GpuEngine, public ::testing::WithParamInterface<TensorM
 TEST_P(GpuTensor, MeshesHaveTheBitsOfOneRank) {
   const TensorMesh& mesh = GetParam();
   if (mesh.of_codes) {
-    const absl::Status checked = CheckCodes(mesh.recipe);
+    // A device that has one of the two paths of fp8_block's codes lacks the other.
+    const absl::Status checked = CheckCodes(mesh.as_mxfp8 ? Recipe::kMxFp8 : mesh.recipe);
     if (!checked.ok()) {
       GTEST_SKIP() << checked;
     }
@@ -152,6 +158,11 @@ std::vector<TensorMesh> Meshes() {
        .model = "recipes",
        .recipe = Recipe::kFloat8Block,
        .of_codes = true},
+      {.strategy = {.strategy = "ZeRO3", .width = 2, .tensor = 2, .sequence = true},
+       .model = "recipes",
+       .recipe = Recipe::kFloat8Block,
+       .of_codes = true,
+       .as_mxfp8 = true},
       {.strategy = {.strategy = "ZeRO3", .tensor = 2, .sequence = true, .chunks = 2},
        .model = "recipes",
        .recipe = Recipe::kMxFp8},

@@ -123,7 +123,8 @@ Projection::Operand Projection::SliceOf(kernels::Stream& stream,
                           .columns = columns,
                           .first_row = 0,
                           .all_rows = rows,
-                          .to = sliced.scale});
+                          .to = sliced.scale,
+                          .as_mxfp8 = memory.scales[parts_[slice.part].weight].as_mxfp8});
   }
   return sliced;
 }

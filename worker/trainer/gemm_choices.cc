@@ -83,10 +83,13 @@ absl::StatusOr<std::vector<std::string>> GatherTexts(comm::Communicator& communi
   return texts;
 }
 
-// From the first element to the last.
+// From the first element to the last. Operands of kU8 are packed codes, two to a byte, whose
+// strides count codes.
 Bytes ExtentOf(const void* data, int64_t rows, int64_t columns, int64_t stride, DType dtype) {
   const int64_t elements = (rows - 1) * stride + columns;
-  return {static_cast<std::byte*>(const_cast<void*>(data)), Size(elements * DTypeBytes(dtype))};
+  const int64_t bytes =
+      dtype == DType::kU8 ? DivCeil(elements, int64_t{2}) : elements * DTypeBytes(dtype);
+  return {static_cast<std::byte*>(const_cast<void*>(data)), Size(bytes)};
 }
 
 struct Extents {
@@ -330,6 +333,8 @@ uint32_t ProbeBits(DType dtype, bool negative, bool large) {
       return narrow(large ? 0x78 : 0x08, 24);  // 2^8, 2^-6
     case DType::kF8E5M2:
       return narrow(large ? 0x6C : 0x24, 24);  // 2^12, 2^-6
+    case DType::kU8:
+      return narrow(large ? 0x77 : 0x11, 24);  // two of E2M1: 6, 0.5; one of them negative
     default:
       return narrow(large ? 0x45800000 : 0x3F800000, 0);  // 2^12, 1
   }

@@ -106,7 +106,7 @@ absl::Status CheckChunks(const TensorCut& axis) {
 }
 
 // Blocks that share a scale lie in one part.
-absl::Status CheckBlocks(const TensorSpec& tensor, const TensorCut& axis, bool fp8_states) {
+absl::Status CheckBlocks(const TensorSpec& tensor, const TensorCut& axis, bool grouped_states) {
   const DimensionCut& cut = tensor.cut;
   const int64_t length = PartLength(tensor, axis);
   const bool quantized = tensor.recipe != Recipe::kNone;
@@ -118,10 +118,11 @@ absl::Status CheckBlocks(const TensorSpec& tensor, const TensorCut& axis, bool f
                         got);
   }
   const bool in_rows = cut.dim > 0 || tensor.shape.size() == 1;
-  if (fp8_states && tensor.trainable && in_rows && length % kStateGroup != 0) {
+  if (grouped_states && tensor.trainable && in_rows && length % kStateGroup != 0) {
     return FieldRefusal(
         "training.optimizer.stateDtype",
-        absl::StrCat("no fp8, or parts of ", tensor.name, " that are multiples of ", kStateGroup),
+        absl::StrCat(
+            "fp32 or bf16, or parts of ", tensor.name, " that are multiples of ", kStateGroup),
         got);
   }
   return absl::OkStatus();
@@ -197,7 +198,7 @@ absl::Status CheckDegrees(const TensorCut& axis) {
 
 absl::Status CheckTensorAxis(const ModelInventory& inventory,
                              int64_t micro_batch_tokens,
-                             bool fp8_states) {
+                             bool grouped_states) {
   const TensorCut& axis = inventory.cut;
   RETURN_IF_ERROR(CheckDegrees(axis));
   if (axis.parts == 1) {
@@ -222,7 +223,7 @@ absl::Status CheckTensorAxis(const ModelInventory& inventory,
   for (const TensorSpec& tensor : inventory.tensors) {
     if (tensor.cut.dim >= 0 && tensor.cut.chunk == 0) {
       RETURN_IF_ERROR(CheckEven(tensor, axis.parts, field));
-      RETURN_IF_ERROR(CheckBlocks(tensor, axis, fp8_states));
+      RETURN_IF_ERROR(CheckBlocks(tensor, axis, grouped_states));
     }
   }
   return absl::OkStatus();

@@ -35,11 +35,11 @@ int64_t PartLength(const TensorSpec& tensor, const TensorCut& axis);
 absl::Status CheckDegrees(const TensorCut& axis);
 // Checks that the axis of an inventory can cut its model: P divides the query heads, and the key
 // heads or the other way round, and what each product sums over; under sequence parallelism the
-// tokens of a micro-batch; cuts fall between blocks of quantized matrices and of fp8 states. Errors
-// name the field and, where there is one, the tensor. `fp8_states`: the optimizer keeps states
-// whose scales are of 128 elements of a row.
+// tokens of a micro-batch; cuts fall between blocks of quantized matrices and groups of states.
+// Errors name the field and, where there is one, the tensor. `grouped_states`: an update takes 128
+// elements of a row at a time (UpdatesInGroups).
 absl::Status CheckTensorAxis(const ModelInventory& inventory,
                              int64_t micro_batch_tokens,
-                             bool fp8_states);
+                             bool grouped_states);
 
 }  // namespace ravel::plan

@@ -23,6 +23,7 @@
 #include "common/plan/save/save_headers.h"
 #include "common/store/committed_step.h"
 #include "coordinator/saves/retention.h"
+#include "coordinator/saves/taken_name.h"
 
 namespace ravel::coordinator {
 namespace {
@@ -238,40 +239,6 @@ CommittedStepInfo InfoOf(const ckpt::CommitRecord& commit) {
   return info;
 }
 
-// COMMIT of the published step, if there is one that parses and was not withdrawn.
-absl::StatusOr<std::optional<ckpt::CommitRecord>> ReadPublished(const store::ObjectStore& store,
-                                                                int64_t step) {
-  const std::string directory = ckpt::StepName(step);
-  ASSIGN_OR_RETURN(const bool withdrawn,
-                   store::Exists(store, JoinPath(directory, ckpt::kDeletedFile)));
-  if (withdrawn) {
-    return std::optional<ckpt::CommitRecord>();
-  }
-  const absl::StatusOr<std::string> text =
-      store::ReadFile(store, JoinPath(directory, ckpt::kCommitFile), ckpt::kMaxCommitBytes);
-  if (absl::IsNotFound(text.status())) {
-    return std::optional<ckpt::CommitRecord>();
-  }
-  RETURN_IF_ERROR(text.status());
-  ASSIGN_OR_RETURN(ckpt::CommitRecord commit, ckpt::ParseCommit(*text));
-  return std::optional<ckpt::CommitRecord>(std::move(commit));
-}
-
-// Epochs count from 1 in every job: its uid tells saves of two jobs in one folder apart.
-bool IsSave(const ckpt::CommitRecord& commit, std::string_view job, const ckpt::AttemptKey& key) {
-  const ckpt::AttemptKey saved = {
-      .step = commit.step, .epoch = commit.epoch, .attempt = commit.attempt};
-  return commit.job == job && saved.SameSave(key);
-}
-
-absl::Status LostTo(const ckpt::CommitRecord& commit) {
-  return absl::AlreadyExistsError(absl::StrCat(ckpt::StepName(commit.step),
-                                               " is committed already, by epoch ",
-                                               commit.epoch,
-                                               ", save attempt ",
-                                               commit.attempt));
-}
-
 // Publishes the described attempt as its step. Idempotent: OK when this save is what is published.
 absl::StatusOr<CommittedStepInfo> Publish(store::ObjectStore& store,
                                           std::string_view job,
@@ -295,29 +262,6 @@ absl::StatusOr<CommittedStepInfo> Publish(store::ObjectStore& store,
   }
   RETURN_IF_ERROR(CheckPublished(store, key.step));
   return InfoOf(*published);
-}
-
-// A step of this number that is BAD, damaged or half deleted makes room: its folder and its report
-// move to bad/<step>.e<E>.a<A>.*, named for the save that replaces it. A good one is AlreadyExists.
-absl::Status ClearTheWay(store::ObjectStore& store, const ckpt::AttemptKey& key) {
-  const std::string step = ckpt::StepName(key.step);
-  const std::string report = JoinPath(ckpt::kBadFolder, step);
-  const std::string aside = absl::StrCat(report, ".e", key.epoch, ".a", key.attempt);
-  ASSIGN_OR_RETURN(const bool exists, store::Exists(store, step));
-  ASSIGN_OR_RETURN(const bool bad, store::Exists(store, report));
-  if (exists) {
-    const absl::StatusOr<std::optional<ckpt::CommitRecord>> published =
-        ReadPublished(store, key.step);
-    if (!bad && published.ok() && *published) {
-      return LostTo(**published);
-    }
-    RETURN_IF_ERROR(store::MakeDirectories(store, ckpt::kBadFolder));
-    RETURN_IF_ERROR(store.PublishIfAbsent(step, aside + ".step"));
-  }
-  if (bad) {
-    RETURN_IF_ERROR(store.PublishIfAbsent(report, aside + ".reason"));
-  }
-  return absl::OkStatus();
 }
 
 // The failure; or, where the attempt is gone, that it made room for a newer step, or NotFound.

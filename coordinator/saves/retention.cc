@@ -1,7 +1,9 @@
 // Deletes steps and attempts so that a crash at any point leaves something that says what it is.
 // DELETED beside COMMIT is the one atomic act: before it the step is committed, after it the step
-// is gone and the rest can be removed at any time by anyone. Marks (pins, BAD reports) move before
-// the step they belong to, or a new step of the same number would inherit them.
+// is gone and the rest can be removed at any time by anyone. Data go under another name: a slow
+// removal by the step's own name would go on in the next step of that number. Marks (pins, BAD
+// reports) move before the step they belong to, or a new step of the same number would inherit
+// them.
 
 #include "coordinator/saves/retention.h"
 
@@ -34,19 +36,111 @@ absl::Status RemoveWithdrawn(store::ObjectStore& store, const std::string& direc
   return store::WithdrawIfThere(store, directory);
 }
 
-// Withdrawn, or emptied and not yet removed. Publishing never makes an empty folder.
-absl::StatusOr<bool> IsRestOfDeletion(const store::ObjectStore& store,
-                                      const std::string& directory) {
+enum class FolderState {
+  kGone,
+  kRest,  // of a deletion: withdrawn, or emptied and not yet removed
+  kOther,
+};
+
+// Publishing never makes an empty folder.
+absl::StatusOr<FolderState> StateOf(const store::ObjectStore& store, const std::string& directory) {
   const absl::StatusOr<std::vector<store::ListedEntry>> entries = store.List(directory);
   if (absl::IsNotFound(entries.status())) {
-    return false;  // gone since it was listed
+    return FolderState::kGone;
   }
   RETURN_IF_ERROR(entries.status());
-  const auto contains = [&entries](std::string_view name) {
-    return std::any_of(
-        entries->begin(), entries->end(), [name](const auto& entry) { return entry.name == name; });
-  };
-  return entries->empty() || contains(ckpt::kDeletedFile);
+  const bool withdrawn = std::any_of(entries->begin(), entries->end(), [](const auto& entry) {
+    return entry.name == ckpt::kDeletedFile;
+  });
+  return entries->empty() || withdrawn ? FolderState::kRest : FolderState::kOther;
+}
+
+// COMMIT, whether or not the step is withdrawn; none when it is missing or damaged.
+absl::StatusOr<std::optional<ckpt::CommitRecord>> CommitIn(const store::ObjectStore& store,
+                                                           const std::string& directory) {
+  const absl::StatusOr<std::string> text =
+      store::ReadFile(store, JoinPath(directory, ckpt::kCommitFile), ckpt::kMaxCommitBytes);
+  if (absl::IsNotFound(text.status()) || absl::IsDataLoss(text.status())) {
+    return std::optional<ckpt::CommitRecord>();
+  }
+  RETURN_IF_ERROR(text.status());
+  absl::StatusOr<ckpt::CommitRecord> commit = ckpt::ParseCommit(*text);
+  return commit.ok() ? std::optional<ckpt::CommitRecord>(*std::move(commit)) : std::nullopt;
+}
+
+bool IsRemoved(const ckpt::AttemptKey& key) {
+  return key.attempt > ckpt::kRemovedAttempt && key.attempt < kCopyAttempt;
+}
+
+// The name under which a step is removed: that of the removed attempt of its save, so that a
+// removal that is cut off is collected with those, and steps of one number do not share it.
+absl::StatusOr<std::string> RemovedName(const store::ObjectStore& store, int64_t step) {
+  ckpt::AttemptKey key = {.step = step, .epoch = 1, .attempt = kCopyAttempt - 1};
+  ASSIGN_OR_RETURN(const std::optional<ckpt::CommitRecord> commit,
+                   CommitIn(store, ckpt::StepName(step)));
+  if (commit && commit->attempt > 0 && commit->attempt < ckpt::kRemovedAttempt) {
+    key.epoch = commit->epoch;
+    key.attempt = commit->attempt + ckpt::kRemovedAttempt;
+    key.job_tag = ckpt::JobTag(commit->job);
+  }
+  return ckpt::AttemptName(key);
+}
+
+// Removes what a step was renamed to. What is no rest of a deletion was published since somebody
+// looked, and gets its name back. Returns false if there is a step again.
+absl::StatusOr<bool> EndRemoval(store::ObjectStore& store, const std::string& name, int64_t step) {
+  ASSIGN_OR_RETURN(const FolderState state, StateOf(store, name));
+  if (state == FolderState::kOther) {
+    const absl::Status back = store.PublishIfAbsent(name, ckpt::StepName(step));
+    // AlreadyExists: yet another save has taken the name.
+    RETURN_IF_ERROR(absl::IsAlreadyExists(back) ? absl::OkStatus() : back);
+    return false;
+  }
+  RETURN_IF_ERROR(RemoveWithdrawn(store, name));
+  return true;
+}
+
+// Removes a step that is withdrawn, and nothing else of its name. Returns false if there is still a
+// step.
+absl::StatusOr<bool> RemoveRest(store::ObjectStore& store, int64_t step) {
+  const std::string directory = ckpt::StepName(step);
+  ASSIGN_OR_RETURN(const std::string name, RemovedName(store, step));
+  ASSIGN_OR_RETURN(const FolderState state, StateOf(store, directory));
+  if (state != FolderState::kRest) {
+    return state == FolderState::kGone;
+  }
+  absl::Status renamed = store.PublishIfAbsent(directory, name);
+  if (absl::IsAlreadyExists(renamed)) {  // the removal of another rest was cut off
+    RETURN_IF_ERROR(RemoveWithdrawn(store, name));
+    renamed = store.PublishIfAbsent(directory, name);
+  }
+  if (absl::IsNotFound(renamed)) {
+    return true;  // another coordinator was faster
+  }
+  RETURN_IF_ERROR(renamed);
+  return EndRemoval(store, name, step);
+}
+
+// Ends removals of steps that were cut off, before or after the step got another name.
+absl::Status RemoveRests(store::ObjectStore& store, const StepListing& listing) {
+  for (const StepListing::Damaged& damaged : listing.damaged) {
+    const std::optional<int64_t> step = ckpt::ParseStepName(damaged.directory);
+    const absl::Status removed = step ? RemoveRest(store, *step).status() : absl::OkStatus();
+    // Unavailable: an object store finds another name for it, of a removal that was cut off.
+    RETURN_IF_ERROR(absl::IsUnavailable(removed) ? absl::OkStatus() : removed);
+  }
+  ASSIGN_OR_RETURN(const std::vector<ckpt::AttemptKey> attempts, ListAttempts(store));
+  for (const ckpt::AttemptKey& key : attempts) {
+    const std::string name = ckpt::AttemptName(key);
+    if (!IsRemoved(key)) {
+      continue;
+    }
+    ASSIGN_OR_RETURN(const FolderState state, StateOf(store, name));
+    if (state == FolderState::kRest) {  // others are attempts, or a step that gets its name back
+      RETURN_IF_ERROR(EndRemoval(store, name, key.step).status());
+    }
+  }
+  return absl::OkStatus();
 }
 
 // Every mark of a step (a BAD report, pins of any holder) in a folder of marks.
@@ -88,31 +182,40 @@ absl::Status MoveAside(store::ObjectStore& store,
   return absl::OkStatus();
 }
 
-// Makes the step gone for everybody.
-absl::Status Condemn(store::ObjectStore& store, const std::string& directory) {
-  const absl::Status put = store.Put(JoinPath(directory, ckpt::kDeletedFile), "");
-  return absl::IsAlreadyExists(put) ? absl::OkStatus() : put;
-}
-
 // DELETED is taken back when the step was pinned in the meantime: PinStep writes its mark before it
 // looks for DELETED.
-absl::StatusOr<bool> WithdrawUnlessPinned(store::ObjectStore& store, int64_t step, int64_t now_s) {
-  const std::string directory = ckpt::StepName(step);
-  const absl::Status condemned = Condemn(store, directory);
-  if (absl::IsNotFound(condemned)) {
+absl::StatusOr<bool> WithdrawUnlessPinned(store::ObjectStore& store,
+                                          const CommittedStepInfo& info,
+                                          int64_t now_s) {
+  const std::string mark = JoinPath(info.directory, ckpt::kDeletedFile);
+  const absl::Status put = store.Put(mark, "");
+  if (absl::IsNotFound(put)) {
     return true;  // another coordinator has deleted it
   }
-  RETURN_IF_ERROR(condemned);
+  RETURN_IF_ERROR(absl::IsAlreadyExists(put) ? absl::OkStatus() : put);
+  ASSIGN_OR_RETURN(const std::optional<ckpt::CommitRecord> commit, CommitIn(store, info.directory));
+  if (put.ok() && commit && *commit != info.commit) {  // a new step of the number
+    RETURN_IF_ERROR(store::WithdrawIfThere(store, mark));
+    return false;
+  }
   ASSIGN_OR_RETURN(const std::vector<std::string> pins,
-                   MarksOf(store, ckpt::kPinsFolder, directory));
+                   MarksOf(store, ckpt::kPinsFolder, info.directory));
   for (const std::string& pin : pins) {
     const std::string name = pin.substr(pin.rfind('/') + 1);
     if (!ckpt::ParsePinName(name)->Expired(now_s)) {
-      RETURN_IF_ERROR(store::WithdrawIfThere(store, JoinPath(directory, ckpt::kDeletedFile)));
+      RETURN_IF_ERROR(store::WithdrawIfThere(store, mark));
       return false;
     }
   }
   return true;
+}
+
+// Returns false if there is still a step of that number.
+absl::StatusOr<bool> RemoveUnlessPinned(store::ObjectStore& store,
+                                        const CommittedStepInfo& info,
+                                        int64_t now_s) {
+  ASSIGN_OR_RETURN(const bool withdrawn, WithdrawUnlessPinned(store, info, now_s));
+  return withdrawn ? RemoveRest(store, info.step) : absl::StatusOr<bool>(false);
 }
 
 absl::Status RemoveExpiredPins(store::ObjectStore& store, int64_t now_s) {
@@ -158,16 +261,9 @@ std::vector<int64_t> StepsToDelete(std::span<const CommittedStepInfo> steps,
 
 absl::Status DeleteStep(store::ObjectStore& store, int64_t step) {
   const std::string directory = ckpt::StepName(step);
-  ASSIGN_OR_RETURN(const bool exists, store::Exists(store, directory));
-  if (!exists) {
-    return absl::OkStatus();
-  }
-  ASSIGN_OR_RETURN(const bool committed,
-                   store::Exists(store, JoinPath(directory, ckpt::kCommitFile)));
-  if (committed) {
-    RETURN_IF_ERROR(Condemn(store, directory));
-  }
-  return RemoveWithdrawn(store, directory);
+  const absl::Status put = store.Put(JoinPath(directory, ckpt::kDeletedFile), "");
+  RETURN_IF_ERROR(absl::IsAlreadyExists(put) || absl::IsNotFound(put) ? absl::OkStatus() : put);
+  return RemoveRest(store, step).status();
 }
 
 absl::StatusOr<std::vector<int64_t>> ApplyRetention(store::ObjectStore& store,
@@ -177,21 +273,18 @@ absl::StatusOr<std::vector<int64_t>> ApplyRetention(store::ObjectStore& store,
                                                     const DeletionGate& gate) {
   RETURN_IF_ERROR(RemoveExpiredPins(store, now_s));
   ASSIGN_OR_RETURN(const StepListing listing, ListSteps(store, now_s));
-  for (const StepListing::Damaged& damaged : listing.damaged) {
-    ASSIGN_OR_RETURN(const bool rest, IsRestOfDeletion(store, damaged.directory));
-    if (rest) {
-      RETURN_IF_ERROR(RemoveWithdrawn(store, damaged.directory));
-    }
-  }
+  RETURN_IF_ERROR(RemoveRests(store, listing));
+  const std::vector<int64_t> unwanted = StepsToDelete(listing.steps, policy, in_use);
   std::vector<int64_t> deleted;
-  for (const int64_t step : StepsToDelete(listing.steps, policy, in_use)) {
-    if (gate && !gate(step)) {
+  // Oldest first, as `unwanted` is.
+  for (auto info = listing.steps.rbegin(); info != listing.steps.rend(); ++info) {
+    const bool chosen = std::find(unwanted.begin(), unwanted.end(), info->step) != unwanted.end();
+    if (!chosen || (gate && !gate(info->step))) {
       continue;
     }
-    ASSIGN_OR_RETURN(const bool withdrawn, WithdrawUnlessPinned(store, step, now_s));
-    if (withdrawn) {
-      RETURN_IF_ERROR(DeleteStep(store, step));
-      deleted.push_back(step);
+    ASSIGN_OR_RETURN(const bool removed, RemoveUnlessPinned(store, *info, now_s));
+    if (removed) {
+      deleted.push_back(info->step);
     }
   }
   return deleted;

@@ -33,7 +33,8 @@ std::vector<int64_t> StepsToDelete(std::span<const CommittedStepInfo> steps,
                                    const RetentionPolicy& policy,
                                    const std::set<int64_t>& in_use);
 
-// DELETED is written (durable: the step is gone), then the data, then the folder.
+// DELETED is written (durable: the step is gone); then the folder gets another name and is removed.
+// Pins do not count.
 absl::Status DeleteStep(store::ObjectStore& store, int64_t step);
 // Ends deletions that were interrupted, then deletes what the policy says. Returns the deleted
 // steps.

@@ -1,0 +1,143 @@
+// Deletion of steps while others save, pin and delete in the same folder.
+
+#include "coordinator/saves/retention.h"
+
+#include <functional>
+#include <memory>
+#include <string>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "common/store/blob_tree.h"
+#include "common/store/memory_store.h"
+#include "coordinator/saves/checkpoint_pins.h"
+#include "coordinator/saves/saves.h"
+#include "coordinator/saves/step_inspection.h"
+#include "tests/testing/memory_blobs.h"
+#include "tests/testing/saved_state.h"
+#include "tests/testing/watched_store.h"
+
+namespace ravel::coordinator {
+namespace {
+
+using store::ObjectStore;
+
+constexpr int64_t kCallsToTry = 500;
+
+class DeletionTest : public ::testing::TestWithParam<bool> {
+ protected:
+  std::unique_ptr<ObjectStore> MakeStore() const {
+    if (GetParam()) {
+      return std::make_unique<store::MemoryStore>();
+    }
+    return std::make_unique<store::BlobTree>(std::make_unique<testing::MemoryBlobs>(), "job");
+  }
+  absl::Status SaveStep(ObjectStore& files, int64_t step, int64_t epoch) const {
+    return testing::Save(files, saved_, {.step = step, .epoch = epoch, .attempt = epoch}).status();
+  }
+  static absl::Status Retain(ObjectStore& files) {
+    return ApplyRetention(files, {.keep_last = 1}, {}).status();
+  }
+  static bool IsGood(const ObjectStore& files, int64_t step) {
+    return InspectStep(files, step, InspectionDepth::kDeep).condition == StepCondition::kGood;
+  }
+  // One retention for each call that it makes: `prepare` makes the folder, `meanwhile` runs before
+  // that call, `check` looks at the folder afterwards.
+  void AtEveryCall(const std::function<void(ObjectStore&)>& prepare,
+                   const std::function<void(ObjectStore&)>& meanwhile,
+                   const std::function<void(ObjectStore&)>& check) const {
+    for (int64_t at = 0; at < kCallsToTry; ++at) {
+      SCOPED_TRACE(at);
+      const std::unique_ptr<ObjectStore> files = MakeStore();
+      prepare(*files);
+      bool ran = false;
+      testing::WatchedStore watched(files.get(), at, [&] {
+        ran = true;
+        meanwhile(*files);
+      });
+      const absl::Status retained = Retain(watched);
+      EXPECT_TRUE(retained.ok()) << retained;
+      if (!ran) {
+        EXPECT_GT(at, 5);
+        return;  // all calls have been tried
+      }
+      check(*files);
+    }
+    FAIL() << "retention makes more calls than were tried";
+  }
+
+  const testing::SavedWorld saved_ = testing::MakeWorld(testing::InventoryOf({{5, 3}, {4}}), 2, 7);
+};
+
+INSTANTIATE_TEST_SUITE_P(Stores, DeletionTest, ::testing::Bool(), [](const auto& whole) {
+  return whole.param ? "Files" : "Blobs";
+});
+
+// A crash left 150 half deleted, the job fell back to 100 and saves 150 anew.
+TEST_P(DeletionTest, ThatIsSlowLeavesTheNextStepOfTheNumber) {
+  AtEveryCall(
+      [&](ObjectStore& files) {
+        ASSERT_TRUE(SaveStep(files, 100, 1).ok());
+        ASSERT_TRUE(SaveStep(files, 150, 1).ok());
+        ASSERT_TRUE(files.Put("step-0000000150/DELETED", "").ok());
+        ASSERT_TRUE(files.Withdraw("step-0000000150/COMMIT").ok());
+      },
+      [&](ObjectStore& files) {
+        const absl::Status saved = SaveStep(files, 150, 2);
+        ASSERT_TRUE(saved.ok()) << saved;
+      },
+      [&](ObjectStore& files) {
+        EXPECT_TRUE(IsGood(files, 150));
+        EXPECT_EQ(ListSteps(files)->steps.front().step, 150);
+        EXPECT_TRUE(ListAttempts(files)->empty());
+      });
+}
+
+// 150 was not the newest when it was listed; after a rollback it is saved anew.
+TEST_P(DeletionTest, OfAStepThatARollbackReplacedLeavesTheNewOne) {
+  AtEveryCall(
+      [&](ObjectStore& files) {
+        for (const int64_t step : {100, 150, 200}) {
+          ASSERT_TRUE(SaveStep(files, step, 1).ok());
+        }
+        ASSERT_TRUE(PinStep(files, {.step = 100}, "").ok());
+      },
+      [&](ObjectStore& files) {
+        ASSERT_TRUE(MoveStepsAbove(files, 100, "rolled-back-e2").ok());
+        const absl::Status saved = SaveStep(files, 150, 2);
+        ASSERT_TRUE(saved.ok()) << saved;
+      },
+      [&](ObjectStore& files) {
+        EXPECT_TRUE(IsGood(files, 150));
+        ASSERT_EQ(ListSteps(files)->steps.front().step, 150);
+        EXPECT_EQ(ListSteps(files)->steps.front().commit.epoch, 2);
+      });
+}
+
+TEST_P(DeletionTest, ThatWasCutOffUnderItsOtherNameIsEnded) {
+  bool renamed = false;
+  for (int64_t at = 0; at < kCallsToTry; ++at) {
+    SCOPED_TRACE(at);
+    const std::unique_ptr<ObjectStore> files = MakeStore();
+    ASSERT_TRUE(SaveStep(*files, 100, 1).ok());
+    ASSERT_TRUE(SaveStep(*files, 150, 1).ok());
+    testing::WatchedStore stopped(files.get(), [count = int64_t{0}, at](auto, auto) mutable {
+      return count++ < at ? absl::OkStatus() : absl::UnavailableError("stopped here");
+    });
+    const bool all = Retain(stopped).ok();
+    renamed = renamed || !ListAttempts(*files)->empty();
+    EXPECT_TRUE(IsGood(*files, 150));
+    ASSERT_TRUE(Retain(*files).ok());
+    EXPECT_FALSE(*store::Exists(*files, "step-0000000100"));
+    EXPECT_TRUE(ListAttempts(*files)->empty());
+    if (all) {
+      EXPECT_TRUE(renamed);
+      return;
+    }
+  }
+  FAIL() << "retention makes more calls than were tried";
+}
+
+}  // namespace
+}  // namespace ravel::coordinator

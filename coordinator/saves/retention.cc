@@ -86,63 +86,6 @@ absl::StatusOr<std::string> RemovedName(const store::ObjectStore& store, int64_t
   return ckpt::AttemptName(key);
 }
 
-// Removes what a step was renamed to. What is no rest of a deletion was published since somebody
-// looked, and gets its name back. Returns false if there is a step again.
-absl::StatusOr<bool> EndRemoval(store::ObjectStore& store, const std::string& name, int64_t step) {
-  ASSIGN_OR_RETURN(const FolderState state, StateOf(store, name));
-  if (state == FolderState::kOther) {
-    const absl::Status back = store.PublishIfAbsent(name, ckpt::StepName(step));
-    // AlreadyExists: yet another save has taken the name.
-    RETURN_IF_ERROR(absl::IsAlreadyExists(back) ? absl::OkStatus() : back);
-    return false;
-  }
-  RETURN_IF_ERROR(RemoveWithdrawn(store, name));
-  return true;
-}
-
-// Removes a step that is withdrawn, and nothing else of its name. Returns false if there is still a
-// step.
-absl::StatusOr<bool> RemoveRest(store::ObjectStore& store, int64_t step) {
-  const std::string directory = ckpt::StepName(step);
-  ASSIGN_OR_RETURN(const std::string name, RemovedName(store, step));
-  ASSIGN_OR_RETURN(const FolderState state, StateOf(store, directory));
-  if (state != FolderState::kRest) {
-    return state == FolderState::kGone;
-  }
-  absl::Status renamed = store.PublishIfAbsent(directory, name);
-  if (absl::IsAlreadyExists(renamed)) {  // the removal of another rest was cut off
-    RETURN_IF_ERROR(RemoveWithdrawn(store, name));
-    renamed = store.PublishIfAbsent(directory, name);
-  }
-  if (absl::IsNotFound(renamed)) {
-    return true;  // another coordinator was faster
-  }
-  RETURN_IF_ERROR(renamed);
-  return EndRemoval(store, name, step);
-}
-
-// Ends removals of steps that were cut off, before or after the step got another name.
-absl::Status RemoveRests(store::ObjectStore& store, const StepListing& listing) {
-  for (const StepListing::Damaged& damaged : listing.damaged) {
-    const std::optional<int64_t> step = ckpt::ParseStepName(damaged.directory);
-    const absl::Status removed = step ? RemoveRest(store, *step).status() : absl::OkStatus();
-    // Unavailable: an object store finds another name for it, of a removal that was cut off.
-    RETURN_IF_ERROR(absl::IsUnavailable(removed) ? absl::OkStatus() : removed);
-  }
-  ASSIGN_OR_RETURN(const std::vector<ckpt::AttemptKey> attempts, ListAttempts(store));
-  for (const ckpt::AttemptKey& key : attempts) {
-    const std::string name = ckpt::AttemptName(key);
-    if (!IsRemoved(key)) {
-      continue;
-    }
-    ASSIGN_OR_RETURN(const FolderState state, StateOf(store, name));
-    if (state == FolderState::kRest) {  // others are attempts, or a step that gets its name back
-      RETURN_IF_ERROR(EndRemoval(store, name, key.step).status());
-    }
-  }
-  return absl::OkStatus();
-}
-
 // Every mark of a step (a BAD report, pins of any holder) in a folder of marks.
 absl::StatusOr<std::vector<std::string>> MarksOf(const store::ObjectStore& store,
                                                  std::string_view marks,
@@ -164,6 +107,102 @@ absl::StatusOr<std::vector<std::string>> MarksOf(const store::ObjectStore& store
   return found;
 }
 
+// Unix time at which pins are looked at; none: they do not count.
+using PinTime = std::optional<int64_t>;
+
+absl::StatusOr<bool> IsPinned(const store::ObjectStore& store, int64_t step, PinTime time_s) {
+  if (!time_s) {
+    return false;
+  }
+  ASSIGN_OR_RETURN(const std::vector<std::string> pins,
+                   MarksOf(store, ckpt::kPinsFolder, ckpt::StepName(step)));
+  return std::any_of(pins.begin(), pins.end(), [&](const std::string& pin) {
+    return !ckpt::ParsePinName(store::SplitLast(pin).second)->Expired(*time_s);
+  });
+}
+
+// A pinned step that lost nothing yet is committed again. COMMIT goes first in a removal.
+absl::Status TakeBackDeleted(store::ObjectStore& store, int64_t step) {
+  const std::string directory = ckpt::StepName(step);
+  ASSIGN_OR_RETURN(const bool commit, store::Exists(store, JoinPath(directory, ckpt::kCommitFile)));
+  return commit ? store::WithdrawIfThere(store, JoinPath(directory, ckpt::kDeletedFile))
+                : absl::OkStatus();
+}
+
+// Removes what a step was renamed to. Two things get the name of the step back: what is no rest of
+// a deletion, since it was published after somebody looked, and a step that was pinned before it
+// was renamed: PinStep writes its mark before it looks for the step. Returns false if there is a
+// step again.
+absl::StatusOr<bool> EndRemoval(store::ObjectStore& store,
+                                const std::string& name,
+                                int64_t step,
+                                PinTime pins_at_s) {
+  ASSIGN_OR_RETURN(const FolderState state, StateOf(store, name));
+  ASSIGN_OR_RETURN(const bool commit, store::Exists(store, JoinPath(name, ckpt::kCommitFile)));
+  ASSIGN_OR_RETURN(const bool pinned, IsPinned(store, step, pins_at_s));
+  if (state == FolderState::kOther || (commit && pinned)) {
+    const absl::Status back = store.PublishIfAbsent(name, ckpt::StepName(step));
+    if (absl::IsAlreadyExists(back) || absl::IsNotFound(back)) {
+      return false;  // yet another save has taken the name; or another coordinator was faster
+    }
+    RETURN_IF_ERROR(back);
+    RETURN_IF_ERROR(state == FolderState::kOther ? absl::OkStatus() : TakeBackDeleted(store, step));
+    return false;
+  }
+  RETURN_IF_ERROR(RemoveWithdrawn(store, name));
+  return true;
+}
+
+// Removes a step that is withdrawn, and nothing else of its name. DELETED is taken back from one
+// that is pinned: who wrote it may have died before looking. Returns false if there is still a
+// step.
+absl::StatusOr<bool> RemoveRest(store::ObjectStore& store, int64_t step, PinTime pins_at_s) {
+  const std::string directory = ckpt::StepName(step);
+  ASSIGN_OR_RETURN(const std::string name, RemovedName(store, step));
+  ASSIGN_OR_RETURN(const FolderState state, StateOf(store, directory));
+  if (state != FolderState::kRest) {
+    return state == FolderState::kGone;
+  }
+  ASSIGN_OR_RETURN(const bool commit, store::Exists(store, JoinPath(directory, ckpt::kCommitFile)));
+  ASSIGN_OR_RETURN(const bool pinned, IsPinned(store, step, pins_at_s));
+  if (commit && pinned) {
+    RETURN_IF_ERROR(TakeBackDeleted(store, step));
+    return false;
+  }
+  absl::Status renamed = store.PublishIfAbsent(directory, name);
+  if (absl::IsAlreadyExists(renamed)) {  // the removal of another rest was cut off
+    RETURN_IF_ERROR(RemoveWithdrawn(store, name));
+    renamed = store.PublishIfAbsent(directory, name);
+  }
+  if (absl::IsNotFound(renamed)) {
+    return true;  // another coordinator was faster
+  }
+  RETURN_IF_ERROR(renamed);
+  return EndRemoval(store, name, step, pins_at_s);
+}
+
+// Ends removals of steps that were cut off, before or after the step got another name.
+absl::Status RemoveRests(store::ObjectStore& store, const StepListing& listing, int64_t now_s) {
+  for (const StepListing::Damaged& damaged : listing.damaged) {
+    const std::optional<int64_t> step = ckpt::ParseStepName(damaged.directory);
+    const absl::Status removed = step ? RemoveRest(store, *step, now_s).status() : absl::OkStatus();
+    // Unavailable: an object store finds another name for it, of a removal that was cut off.
+    RETURN_IF_ERROR(absl::IsUnavailable(removed) ? absl::OkStatus() : removed);
+  }
+  ASSIGN_OR_RETURN(const std::vector<ckpt::AttemptKey> attempts, ListAttempts(store));
+  for (const ckpt::AttemptKey& key : attempts) {
+    const std::string name = ckpt::AttemptName(key);
+    if (!IsRemoved(key)) {
+      continue;
+    }
+    ASSIGN_OR_RETURN(const FolderState state, StateOf(store, name));
+    if (state == FolderState::kRest) {  // others are attempts, or a step that gets its name back
+      RETURN_IF_ERROR(EndRemoval(store, name, key.step, now_s).status());
+    }
+  }
+  return absl::OkStatus();
+}
+
 absl::Status MoveAside(store::ObjectStore& store,
                        const std::vector<std::string>& directories,
                        const std::string& aside) {
@@ -182,11 +221,8 @@ absl::Status MoveAside(store::ObjectStore& store,
   return absl::OkStatus();
 }
 
-// DELETED is taken back when the step was pinned in the meantime: PinStep writes its mark before it
-// looks for DELETED.
-absl::StatusOr<bool> WithdrawUnlessPinned(store::ObjectStore& store,
-                                          const CommittedStepInfo& info,
-                                          int64_t now_s) {
+// Returns false if there is another step of that number now.
+absl::StatusOr<bool> WithdrawListed(store::ObjectStore& store, const CommittedStepInfo& info) {
   const std::string mark = JoinPath(info.directory, ckpt::kDeletedFile);
   const absl::Status put = store.Put(mark, "");
   if (absl::IsNotFound(put)) {
@@ -198,15 +234,6 @@ absl::StatusOr<bool> WithdrawUnlessPinned(store::ObjectStore& store,
     RETURN_IF_ERROR(store::WithdrawIfThere(store, mark));
     return false;
   }
-  ASSIGN_OR_RETURN(const std::vector<std::string> pins,
-                   MarksOf(store, ckpt::kPinsFolder, info.directory));
-  for (const std::string& pin : pins) {
-    const std::string name = pin.substr(pin.rfind('/') + 1);
-    if (!ckpt::ParsePinName(name)->Expired(now_s)) {
-      RETURN_IF_ERROR(store::WithdrawIfThere(store, mark));
-      return false;
-    }
-  }
   return true;
 }
 
@@ -214,8 +241,8 @@ absl::StatusOr<bool> WithdrawUnlessPinned(store::ObjectStore& store,
 absl::StatusOr<bool> RemoveUnlessPinned(store::ObjectStore& store,
                                         const CommittedStepInfo& info,
                                         int64_t now_s) {
-  ASSIGN_OR_RETURN(const bool withdrawn, WithdrawUnlessPinned(store, info, now_s));
-  return withdrawn ? RemoveRest(store, info.step) : absl::StatusOr<bool>(false);
+  ASSIGN_OR_RETURN(const bool withdrawn, WithdrawListed(store, info));
+  return withdrawn ? RemoveRest(store, info.step, now_s) : absl::StatusOr<bool>(false);
 }
 
 absl::Status RemoveExpiredPins(store::ObjectStore& store, int64_t now_s) {
@@ -263,7 +290,7 @@ absl::Status DeleteStep(store::ObjectStore& store, int64_t step) {
   const std::string directory = ckpt::StepName(step);
   const absl::Status put = store.Put(JoinPath(directory, ckpt::kDeletedFile), "");
   RETURN_IF_ERROR(absl::IsAlreadyExists(put) || absl::IsNotFound(put) ? absl::OkStatus() : put);
-  return RemoveRest(store, step).status();
+  return RemoveRest(store, step, std::nullopt).status();
 }
 
 absl::StatusOr<std::vector<int64_t>> ApplyRetention(store::ObjectStore& store,
@@ -273,7 +300,7 @@ absl::StatusOr<std::vector<int64_t>> ApplyRetention(store::ObjectStore& store,
                                                     const DeletionGate& gate) {
   RETURN_IF_ERROR(RemoveExpiredPins(store, now_s));
   ASSIGN_OR_RETURN(const StepListing listing, ListSteps(store, now_s));
-  RETURN_IF_ERROR(RemoveRests(store, listing));
+  RETURN_IF_ERROR(RemoveRests(store, listing, now_s));
   const std::vector<int64_t> unwanted = StepsToDelete(listing.steps, policy, in_use);
   std::vector<int64_t> deleted;
   // Oldest first, as `unwanted` is.

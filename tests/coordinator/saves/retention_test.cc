@@ -6,6 +6,7 @@
 #include <memory>
 #include <string>
 
+#include <absl/strings/str_cat.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -137,6 +138,92 @@ TEST_P(DeletionTest, ThatWasCutOffUnderItsOtherNameIsEnded) {
     }
   }
   FAIL() << "retention makes more calls than were tried";
+}
+
+// Who withdrew the step died before it looked at pins, or could not list them.
+TEST_P(DeletionTest, OfAPinnedStepIsTakenBackByTheNextRetention) {
+  for (const bool dies : {false, true}) {
+    SCOPED_TRACE(dies);
+    const std::unique_ptr<ObjectStore> files = MakeStore();
+    ASSERT_TRUE(SaveStep(*files, 100, 1).ok());
+    ASSERT_TRUE(SaveStep(*files, 150, 1).ok());
+    bool pinned = false;
+    testing::WatchedStore first(files.get(), [&](testing::StoreCall call, std::string_view path) {
+      if (call == testing::StoreCall::kPut && path == "step-0000000100/DELETED") {
+        EXPECT_TRUE(PinStep(*files, {.step = 100}, "").ok());
+        pinned = true;
+        return absl::OkStatus();
+      }
+      const bool fails = pinned && (dies || path == ckpt::kPinsFolder);
+      return fails ? absl::UnavailableError("stopped here") : absl::OkStatus();
+    });
+    EXPECT_FALSE(Retain(first).ok());
+    EXPECT_TRUE(*store::Exists(*files, "step-0000000100/DELETED"));
+    ASSERT_TRUE(Retain(*files).ok());
+    EXPECT_FALSE(*store::Exists(*files, "step-0000000100/DELETED"));
+    EXPECT_TRUE(IsGood(*files, 100));
+  }
+}
+
+// One coordinator withdraws a step, and takes that back because of a pin. A second one begins in
+// between; another pin is set while it deletes.
+TEST_P(DeletionTest, IsNotEndedByAnotherOnceTheStepIsPinned) {
+  int kept = 0;
+  absl::Status pinned;
+  AtEveryCall(
+      [&](ObjectStore& files) {
+        ASSERT_TRUE(SaveStep(files, 100, 1).ok());
+        ASSERT_TRUE(SaveStep(files, 150, 1).ok());
+        ASSERT_TRUE(files.Put("step-0000000100/DELETED", "").ok());
+      },
+      [&](ObjectStore& files) {
+        ASSERT_TRUE(store::WithdrawIfThere(files, "step-0000000100/DELETED").ok());
+        pinned = PinStep(files, {.step = 100, .holder = "job-1"}, "");
+      },
+      [&](ObjectStore& files) {
+        EXPECT_EQ(IsGood(files, 100), pinned.ok()) << pinned;
+        kept += pinned.ok() ? 1 : 0;
+        ASSERT_TRUE(Retain(files).ok());
+        EXPECT_EQ(IsGood(files, 100), pinned.ok()) << pinned;
+        EXPECT_TRUE(ListAttempts(files)->empty());
+      });
+  EXPECT_GT(kept, 5);
+}
+
+// PinStep writes its mark, then looks for COMMIT, then for DELETED. `withdrawn`: a coordinator died
+// after it had withdrawn the step.
+TEST_P(DeletionTest, SeesAPinThatIsBeingSet) {
+  constexpr int64_t kBetween = 12;  // calls between the mark and the last look, at most
+  for (const bool withdrawn : {false, true}) {
+    for (int64_t begin = 0; begin < kCallsToTry * kBetween; ++begin) {
+      const int64_t at = begin / kBetween;
+      const int64_t end = at + begin % kBetween;
+      SCOPED_TRACE(absl::StrCat(withdrawn, " ", at, " ", end));
+      const std::unique_ptr<ObjectStore> files = MakeStore();
+      ASSERT_TRUE(SaveStep(*files, 100, 1).ok());
+      ASSERT_TRUE(SaveStep(*files, 150, 1).ok());
+      ASSERT_TRUE(!withdrawn || files->Put("step-0000000100/DELETED", "").ok());
+      bool committed = false;
+      bool pinned = false;
+      int64_t count = 0;
+      testing::WatchedStore watched(files.get(), [&](auto, auto) {
+        if (count == at) {
+          EXPECT_TRUE(store::MakeDirectories(*files, ckpt::kPinsFolder).ok());
+          EXPECT_TRUE(files->Put("pins/step-0000000100.job-1", "").ok());
+          committed = *store::Exists(*files, "step-0000000100/COMMIT");
+        }
+        if (count++ == end) {
+          pinned = committed && !*store::Exists(*files, "step-0000000100/DELETED");
+        }
+        return absl::OkStatus();
+      });
+      ASSERT_TRUE(Retain(watched).ok());
+      EXPECT_TRUE(!pinned || IsGood(*files, 100));
+      if (at >= count) {
+        break;  // all calls have been tried
+      }
+    }
+  }
 }
 
 }  // namespace

@@ -260,6 +260,26 @@ absl::Status RemoveExpiredPins(store::ObjectStore& store, int64_t now_s) {
   return absl::OkStatus();
 }
 
+// Unavailable while a step that nobody has pinned, or the rest of one, is there.
+absl::Status CheckNothingLeft(const store::ObjectStore& store,
+                              const std::string& job,
+                              int64_t now_s) {
+  ASSIGN_OR_RETURN(const StepListing listing, ListSteps(store, now_s));
+  for (const StepListing::Damaged& damaged : listing.damaged) {
+    if (damaged.withdrawn) {
+      return absl::UnavailableError(
+          absl::StrCat(store.Locate(damaged.directory), ": ", damaged.reason));
+    }
+  }
+  for (const CommittedStepInfo& info : listing.steps) {
+    if (info.commit.job == job && !info.pinned) {
+      return absl::UnavailableError(
+          absl::StrCat(store.Locate(info.directory), ": still there after its deletion"));
+    }
+  }
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 std::vector<int64_t> StepsToDelete(std::span<const CommittedStepInfo> steps,
@@ -351,12 +371,17 @@ absl::StatusOr<std::vector<std::string>> MoveStepsAbove(store::ObjectStore& stor
 }
 
 absl::StatusOr<std::vector<int64_t>> RemoveStepsOf(store::ObjectStore& store,
-                                                   const std::string& job) {
-  ASSIGN_OR_RETURN(const StepListing listing, ListSteps(store));
+                                                   const std::string& job,
+                                                   int64_t now_s) {
+  ASSIGN_OR_RETURN(const StepListing listing, ListSteps(store, now_s));
+  RETURN_IF_ERROR(RemoveRests(store, listing, now_s));
   std::vector<int64_t> removed;
   for (const CommittedStepInfo& info : listing.steps) {
-    if (info.commit.job == job && !info.pinned) {
-      RETURN_IF_ERROR(DeleteStep(store, info.step));
+    if (info.commit.job != job || info.pinned) {
+      continue;
+    }
+    ASSIGN_OR_RETURN(const bool gone, RemoveUnlessPinned(store, info, now_s));
+    if (gone) {
       removed.push_back(info.step);
     }
   }
@@ -403,12 +428,13 @@ absl::Status CleanAttemptsOf(store::ObjectStore& store, const std::string& job, 
   return CleanAttempts(store, std::nullopt, end_epoch).status();
 }
 
-absl::Status RemoveAllOf(store::ObjectStore& store, const std::string& job) {
+absl::Status RemoveAllOf(store::ObjectStore& store, const std::string& job, int64_t now_s) {
   constexpr int kLooks = 3;
   absl::Status removed;
   for (int look = 0; look < kLooks; ++look) {
-    removed = RemoveStepsOf(store, job).status();
+    removed = RemoveStepsOf(store, job, now_s).status();
     removed = removed.ok() ? CleanAttemptsOf(store, job) : removed;
+    removed = removed.ok() ? CheckNothingLeft(store, job, now_s) : removed;
     if (removed.ok()) {
       return removed;
     }

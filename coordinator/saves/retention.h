@@ -53,9 +53,11 @@ absl::StatusOr<std::vector<std::string>> SetAside(store::ObjectStore& store,
                                                   const std::string& job,
                                                   int64_t step);
 // Deletes the committed steps of a job that is deleted, but for pinned ones; steps of others stay.
-// May be interrupted anywhere and repeated. Returns the deleted steps.
+// Ends deletions that were interrupted. May be interrupted anywhere and repeated. Returns the
+// deleted steps.
 absl::StatusOr<std::vector<int64_t>> RemoveStepsOf(store::ObjectStore& store,
-                                                   const std::string& job);
+                                                   const std::string& job,
+                                                   int64_t now_s);
 // Moves every step folder above `step`, with its marks, into `aside`/: what a rollback leaves
 // behind. May be interrupted anywhere and repeated. Returns what moved.
 absl::StatusOr<std::vector<std::string>> MoveStepsAbove(store::ObjectStore& store,
@@ -75,8 +77,9 @@ absl::StatusOr<std::vector<ckpt::AttemptKey>> CleanAttempts(store::ObjectStore& 
 absl::Status CleanAttemptsOf(store::ObjectStore& store,
                              const std::string& job,
                              int64_t end_epoch = kEveryEpoch);
-// Steps and attempts of a job that is deleted. Never NotFound: what was listed and went meanwhile,
-// by retention, is looked at again, and Unavailable when that happens too often.
-absl::Status RemoveAllOf(store::ObjectStore& store, const std::string& job);
+// Steps and attempts of a job that is deleted; OK when only pinned steps are left at Unix time
+// `now_s`. Never NotFound: what was listed and went meanwhile, by retention, is looked at again,
+// and Unavailable when that happens too often.
+absl::Status RemoveAllOf(store::ObjectStore& store, const std::string& job, int64_t now_s);
 
 }  // namespace ravel::coordinator

@@ -106,6 +106,8 @@ struct StepListing {
     bool withdrawn = false;  // its deletion was begun
   };
   std::vector<Damaged> damaged;
+  // True if retention is to end the deletion of all that is not loadable: nobody's steps any more.
+  bool OthersAreWithdrawn() const;
 };
 // Reads every COMMIT and checks it against its manifest's length; an absent root is an empty
 // listing. Pins that have expired at Unix time `now_s` do not count.

@@ -58,6 +58,11 @@ absl::StatusOr<ckpt::CommitRecord> ReadCommit(const store::ObjectStore& store,
 
 }  // namespace
 
+bool StepListing::OthersAreWithdrawn() const {
+  return std::all_of(
+      damaged.begin(), damaged.end(), [](const Damaged& folder) { return folder.withdrawn; });
+}
+
 absl::StatusOr<std::vector<ckpt::AttemptKey>> ListAttempts(const store::ObjectStore& store) {
   ASSIGN_OR_RETURN(const std::vector<store::ListedEntry> entries, ListOrEmpty(store, ""));
   std::vector<ckpt::AttemptKey> attempts;

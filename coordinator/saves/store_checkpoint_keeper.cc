@@ -94,7 +94,7 @@ absl::Status ClaimRoot(ObjectStore& files, const CheckpointJob& job, int64_t now
         return HoldsHistory(files, info);
       }
     }
-    takeover = listing.damaged.empty() ? Takeover::kSameCluster : Takeover::kNever;
+    takeover = listing.OthersAreWithdrawn() ? Takeover::kSameCluster : Takeover::kNever;
   }
   return ClaimFolder(files, OwnerOf(job, now_ms), takeover);
 }
@@ -580,7 +580,7 @@ absl::Status StoreCheckpointKeeper::RemoveAll(const CheckpointJob& job) {
   ASSIGN_OR_RETURN(const std::unique_ptr<ObjectStore> opened, store::OpenStore(Root(job.spec)));
   ObjectStore& files = *opened;
   RETURN_IF_ERROR(CheckOurs(files, job));
-  RETURN_IF_ERROR(RemoveAllOf(files, job.uid));
+  RETURN_IF_ERROR(RemoveAllOf(files, job.uid, NowSeconds()));
   return RemoveDeadCopies(files, clock_->WallMs()).status();
 }
 

@@ -226,5 +226,54 @@ TEST_P(DeletionTest, SeesAPinThatIsBeingSet) {
   }
 }
 
+// A store that fails, or a coordinator that dies, at any call; then it is repeated.
+TEST_P(DeletionTest, OfAJobsCheckpointsLeavesNothingWhereverItWasCutOff) {
+  const std::string job = testing::ContextOf(saved_, {}).job;
+  for (int64_t at = 0; at < kCallsToTry; ++at) {
+    SCOPED_TRACE(at);
+    const std::unique_ptr<ObjectStore> files = MakeStore();
+    ASSERT_TRUE(SaveStep(*files, 100, 1).ok());
+    ASSERT_TRUE(SaveStep(*files, 150, 1).ok());
+    ASSERT_TRUE(
+        testing::WriteAllRanks(*files, saved_, {.step = 160, .epoch = 1, .attempt = 1}).ok());
+    testing::WatchedStore stopped(files.get(), [count = int64_t{0}, at](auto, auto) mutable {
+      return count++ < at ? absl::OkStatus() : absl::UnavailableError("stopped here");
+    });
+    const absl::Status first = RemoveAllOf(stopped, job, 0);
+    EXPECT_TRUE(first.ok() || absl::IsUnavailable(first)) << first;
+    ASSERT_TRUE(RemoveAllOf(*files, job, 0).ok());
+    EXPECT_TRUE(ListSteps(*files)->steps.empty());
+    EXPECT_TRUE(ListSteps(*files)->damaged.empty());
+    EXPECT_TRUE(ListAttempts(*files)->empty());
+    if (first.ok()) {
+      EXPECT_GT(at, 20);
+      return;
+    }
+  }
+  FAIL() << "the deletion makes more calls than were tried";
+}
+
+TEST_P(DeletionTest, OfAJobsCheckpointsHonoursPinsUntilTheyExpire) {
+  const std::string job = testing::ContextOf(saved_, {}).job;
+  const std::unique_ptr<ObjectStore> files = MakeStore();
+  for (const int64_t step : {100, 150, 200}) {
+    ASSERT_TRUE(SaveStep(*files, step, 1).ok());
+  }
+  ASSERT_TRUE(PinStep(*files, {.step = 100, .holder = "reader-1", .until_s = 50}, "").ok());
+  ASSERT_TRUE(PinStep(*files, {.step = 150, .holder = "job-1"}, "").ok());
+  testing::WatchedStore late(files.get(), [&](testing::StoreCall call, std::string_view path) {
+    if (call == testing::StoreCall::kPut && path == "step-0000000200/DELETED") {
+      EXPECT_TRUE(PinStep(*files, {.step = 200, .holder = "job-2"}, "").ok());
+    }
+    return absl::OkStatus();
+  });
+  ASSERT_TRUE(RemoveAllOf(late, job, 50).ok());
+  EXPECT_EQ(ListSteps(*files)->steps.size(), 3U);
+  ASSERT_TRUE(RemoveAllOf(*files, job, 51).ok());
+  EXPECT_FALSE(*store::Exists(*files, "step-0000000100")) << "its reader was killed";
+  EXPECT_TRUE(IsGood(*files, 150));
+  EXPECT_TRUE(IsGood(*files, 200)) << "pinned after it was listed";
+}
+
 }  // namespace
 }  // namespace ravel::coordinator

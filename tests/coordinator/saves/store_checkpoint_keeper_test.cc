@@ -241,6 +241,32 @@ TEST_F(StoreCheckpointKeeperTest, ANameThatIsUsedAgainDoesNotSilentlyGoOnWithThe
   EXPECT_EQ(ListSteps(store::FileStore(files_.Locate("old-job-2")))->steps.size(), 1U);
 }
 
+// The deletion of the earlier job was cut off, and that job is forgotten.
+TEST_F(StoreCheckpointKeeperTest, ANameWhoseLastStepIsWithdrawnIsFree) {
+  ASSERT_TRUE(Launch(ours_).ok());
+  SaveStep(10);
+  ASSERT_TRUE(files_.Put("step-0000000010/DELETED", "").ok());
+  const CheckpointJob next = Another("cluster-a", "job-2");
+  ASSERT_TRUE(keeper_.Check(next).ok());
+  const absl::StatusOr<RestorePoint> start = Launch(next);
+  ASSERT_TRUE(start.ok()) << start.status();
+  EXPECT_EQ(start->step, -1);
+  ASSERT_TRUE(keeper_.Retain(next, -1).ok());
+  EXPECT_FALSE(*store::Exists(files_, "step-0000000010"));
+}
+
+TEST_F(StoreCheckpointKeeperTest, DeletedCheckpointsOfAReaderThatWasKilledGo) {
+  ASSERT_TRUE(Launch(ours_).ok());
+  SaveStep(10);
+  const int64_t now_s = clock_.WallMs() / 1000;
+  ASSERT_TRUE(PinStep(files_, {.step = 10, .holder = "reader-1", .until_s = now_s + 5}, "").ok());
+  ASSERT_TRUE(keeper_.RemoveAll(ours_).ok());
+  EXPECT_EQ(Steps(), std::set<int64_t>{10}) << "being read";
+  clock_.AdvanceMs(7000);
+  ASSERT_TRUE(keeper_.RemoveAll(ours_).ok());
+  EXPECT_FALSE(*store::Exists(files_, "step-0000000010"));
+}
+
 TEST_F(StoreCheckpointKeeperTest, AFreshStartMovesStepsOfOthersAsideWithTheirMarks) {
   ASSERT_TRUE(Launch(ours_).ok());
   SaveStep(10);

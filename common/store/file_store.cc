@@ -177,12 +177,20 @@ absl::StatusOr<std::vector<std::string>> NamesIn(const std::string& folder) {
     return IoError("list", folder);
   }
   std::vector<std::string> names;
-  // NOLINTNEXTLINE(concurrency-mt-unsafe): safe for distinct streams, POSIX.1-2024
-  while (const dirent* entry = ::readdir(stream.get())) {
+  for (;;) {
+    errno = 0;
+    // NOLINTNEXTLINE(concurrency-mt-unsafe): safe for distinct streams, POSIX.1-2024
+    const dirent* entry = ::readdir(stream.get());
+    if (entry == nullptr) {
+      break;
+    }
     const std::string name = entry->d_name;
     if (name != "." && name != "..") {
       names.push_back(name);
     }
+  }
+  if (errno != 0) {
+    return IoError("list", folder);
   }
   std::sort(names.begin(), names.end());
   return names;

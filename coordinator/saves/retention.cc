@@ -203,22 +203,38 @@ absl::Status RemoveRests(store::ObjectStore& store, const StepListing& listing, 
   return absl::OkStatus();
 }
 
-absl::Status MoveAside(store::ObjectStore& store,
-                       const std::vector<std::string>& directories,
-                       const std::string& aside) {
+// Fine when it went since it was listed, by a retention. Returns false then.
+absl::StatusOr<bool> MoveIfThere(store::ObjectStore& store,
+                                 const std::string& path,
+                                 const std::string& aside) {
+  RETURN_IF_ERROR(store::MakeDirectories(store, store::SplitLast(JoinPath(aside, path)).first));
+  const absl::Status moved = store.PublishIfAbsent(path, JoinPath(aside, path));
+  RETURN_IF_ERROR(absl::IsNotFound(moved) ? absl::OkStatus() : moved);
+  return moved.ok();
+}
+
+// Returns what moved. What is left of withdrawn steps is removed: under `aside` nobody would.
+absl::StatusOr<std::vector<std::string>> MoveAside(store::ObjectStore& store,
+                                                   const std::vector<std::string>& directories,
+                                                   const std::string& aside) {
+  std::vector<std::string> moved;
   for (const std::string& directory : directories) {
+    // Every pin counts: a withdrawn step that is pinned is committed again, and moves.
+    const std::optional<int64_t> step = ckpt::ParseStepName(directory);
+    RETURN_IF_ERROR(step ? RemoveRest(store, *step, 0).status() : absl::OkStatus());
     // Marks first: one that stayed would be taken for a mark of the new step of that number.
     for (const std::string_view marks : {ckpt::kBadFolder, ckpt::kPinsFolder}) {
       ASSIGN_OR_RETURN(const std::vector<std::string> found, MarksOf(store, marks, directory));
       for (const std::string& mark : found) {
-        RETURN_IF_ERROR(store::MakeDirectories(store, JoinPath(aside, marks)));
-        RETURN_IF_ERROR(store.PublishIfAbsent(mark, JoinPath(aside, mark)));
+        RETURN_IF_ERROR(MoveIfThere(store, mark, aside).status());
       }
     }
-    RETURN_IF_ERROR(store::MakeDirectories(store, aside));
-    RETURN_IF_ERROR(store.PublishIfAbsent(directory, JoinPath(aside, directory)));
+    ASSIGN_OR_RETURN(const bool there, MoveIfThere(store, directory, aside));
+    if (there) {
+      moved.push_back(directory);
+    }
   }
-  return absl::OkStatus();
+  return moved;
 }
 
 // Returns false if there is another step of that number now.
@@ -341,33 +357,31 @@ absl::StatusOr<std::vector<std::string>> SetAside(store::ObjectStore& store,
                                                   const std::string& job,
                                                   int64_t step) {
   ASSIGN_OR_RETURN(const StepListing listing, ListSteps(store));
-  std::vector<std::string> moved;
+  std::vector<std::string> later;
   for (const CommittedStepInfo& info : listing.steps) {
     if (info.commit.job != job && info.step > step) {
-      moved.push_back(info.directory);
+      later.push_back(info.directory);
     }
   }
   for (const StepListing::Damaged& damaged : listing.damaged) {
     if (ckpt::ParseStepName(damaged.directory).value_or(-1) > step) {
-      moved.push_back(damaged.directory);
+      later.push_back(damaged.directory);
     }
   }
-  RETURN_IF_ERROR(MoveAside(store, moved, absl::StrCat("old-", job)));
-  return moved;
+  return MoveAside(store, later, absl::StrCat("old-", job));
 }
 
 absl::StatusOr<std::vector<std::string>> MoveStepsAbove(store::ObjectStore& store,
                                                         int64_t step,
                                                         const std::string& aside) {
   ASSIGN_OR_RETURN(const std::vector<store::ListedEntry> entries, store.List(""));
-  std::vector<std::string> moved;
+  std::vector<std::string> later;
   for (const store::ListedEntry& entry : entries) {
     if (entry.is_directory && ckpt::ParseStepName(entry.name).value_or(-1) > step) {
-      moved.push_back(entry.name);
+      later.push_back(entry.name);
     }
   }
-  RETURN_IF_ERROR(MoveAside(store, moved, aside));
-  return moved;
+  return MoveAside(store, later, aside);
 }
 
 absl::StatusOr<std::vector<int64_t>> RemoveStepsOf(store::ObjectStore& store,

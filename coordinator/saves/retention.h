@@ -47,8 +47,8 @@ absl::StatusOr<std::vector<int64_t>> ApplyRetention(store::ObjectStore& store,
                                                     int64_t now_s = 0,
                                                     const DeletionGate& gate = nullptr);
 // Moves every step folder above `step` that `job` did not commit, with its marks, into old-<job>/:
-// a new history begins there in a folder that holds one. May be interrupted anywhere and repeated.
-// Returns what moved.
+// a new history begins there in a folder that holds one. What is withdrawn is removed. May be
+// interrupted anywhere and repeated. Returns what moved.
 absl::StatusOr<std::vector<std::string>> SetAside(store::ObjectStore& store,
                                                   const std::string& job,
                                                   int64_t step);
@@ -59,7 +59,8 @@ absl::StatusOr<std::vector<int64_t>> RemoveStepsOf(store::ObjectStore& store,
                                                    const std::string& job,
                                                    int64_t now_s);
 // Moves every step folder above `step`, with its marks, into `aside`/: what a rollback leaves
-// behind. May be interrupted anywhere and repeated. Returns what moved.
+// behind. What is withdrawn is removed. May be interrupted anywhere and repeated. Returns what
+// moved.
 absl::StatusOr<std::vector<std::string>> MoveStepsAbove(store::ObjectStore& store,
                                                         int64_t step,
                                                         const std::string& aside);

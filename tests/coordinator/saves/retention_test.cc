@@ -25,6 +25,7 @@ namespace {
 using store::ObjectStore;
 
 constexpr int64_t kCallsToTry = 500;
+constexpr int64_t kPinnedUntil = 50;
 
 class DeletionTest : public ::testing::TestWithParam<bool> {
  protected:
@@ -273,6 +274,41 @@ TEST_P(DeletionTest, OfAJobsCheckpointsHonoursPinsUntilTheyExpire) {
   EXPECT_FALSE(*store::Exists(*files, "step-0000000100")) << "its reader was killed";
   EXPECT_TRUE(IsGood(*files, 150));
   EXPECT_TRUE(IsGood(*files, 200)) << "pinned after it was listed";
+}
+
+// Another coordinator's retention, which is not fenced, runs at any call of a rollback.
+TEST_P(DeletionTest, DuringARollbackIsNoFailureOfIt) {
+  for (int64_t at = 0; at < kCallsToTry; ++at) {
+    SCOPED_TRACE(at);
+    const std::unique_ptr<ObjectStore> files = MakeStore();
+    for (const int64_t step : {100, 150, 200, 250}) {
+      ASSERT_TRUE(SaveStep(*files, step, 1).ok());
+    }
+    ASSERT_TRUE(PinStep(*files, {.step = 100}, "").ok());
+    ASSERT_TRUE(
+        PinStep(*files, {.step = 150, .holder = "reader-1", .until_s = kPinnedUntil}, "").ok());
+    ASSERT_TRUE(MarkBad(*files, 250, "flipped").ok());
+    ASSERT_TRUE(files->Put("step-0000000200/DELETED", "").ok());
+    bool ran = false;
+    testing::WatchedStore watched(files.get(), at, [&] {
+      ran = true;
+      ASSERT_TRUE(ApplyRetention(*files, {.keep_last = 1}, {}, kPinnedUntil + 1).ok());
+    });
+    const auto moved = MoveStepsAbove(watched, 100, "rolled-back-e2");
+    ASSERT_TRUE(moved.ok()) << moved.status();
+    EXPECT_TRUE(IsGood(*files, 100));
+    EXPECT_EQ(ListSteps(*files)->steps.size(), 1U);
+    EXPECT_TRUE(ListSteps(*files)->damaged.empty());
+    EXPECT_FALSE(*store::Exists(*files, "rolled-back-e2/step-0000000200")) << "half a step";
+    EXPECT_TRUE(*store::Exists(*files, "rolled-back-e2/step-0000000250/COMMIT"));
+    EXPECT_TRUE(*store::Exists(*files, "rolled-back-e2/bad/step-0000000250"));
+    if (!ran) {
+      EXPECT_GT(at, 10);
+      EXPECT_EQ(moved->size(), 2U);
+      return;
+    }
+  }
+  FAIL() << "a rollback makes more calls than were tried";
 }
 
 }  // namespace

@@ -92,7 +92,8 @@ struct Mark {
   bool ended = false;
 };
 
-absl::StatusOr<std::vector<Mark>> ReadMarks(const ObjectStore& store, int64_t now_ms) {
+// NotFound when a mark goes between the listing and its reading.
+absl::StatusOr<std::vector<Mark>> ReadListedMarks(const ObjectStore& store, int64_t now_ms) {
   std::vector<Mark> marks;
   const absl::StatusOr<std::vector<store::ListedEntry>> entries = store.List(ckpt::kPinsFolder);
   if (absl::IsNotFound(entries.status())) {
@@ -109,6 +110,18 @@ absl::StatusOr<std::vector<Mark>> ReadMarks(const ObjectStore& store, int64_t no
     }
   }
   return marks;
+}
+
+// A mark that is renewed has another name: the marks are listed again then. To pass over one that
+// went would leave a copy under way without a mark.
+absl::StatusOr<std::vector<Mark>> ReadMarks(const ObjectStore& store, int64_t now_ms) {
+  constexpr int kLooks = 16;
+  absl::StatusOr<std::vector<Mark>> marks = ReadListedMarks(store, now_ms);
+  for (int look = 1; look < kLooks && absl::IsNotFound(marks.status()); ++look) {
+    marks = ReadListedMarks(store, now_ms);
+  }
+  return absl::IsNotFound(marks.status()) ? absl::UnavailableError(marks.status().message())
+                                          : std::move(marks);
 }
 
 bool IsDead(const ObjectStore& store,

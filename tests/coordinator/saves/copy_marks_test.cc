@@ -19,6 +19,7 @@
 #include "coordinator/saves/checkpoint_leftovers.h"
 #include "coordinator/saves/retention.h"
 #include "tests/testing/fake_clock.h"
+#include "tests/testing/watched_store.h"
 
 namespace ravel::coordinator {
 namespace {
@@ -140,6 +141,34 @@ TEST_F(CopyMarksTest, RetentionRemovesWhatAKilledCopyLeftWhateverJobItIsOf) {
   PutMark(10, [](std::vector<std::string>& lines) { lines[3] = "1"; });
   EXPECT_THAT(*RemoveOldLeftovers(store_, "uid", clock_.WallMs()),
               ElementsAre(ckpt::AttemptName(CopyOf(10))));
+}
+
+// A renewed mark has another name.
+TEST_F(CopyMarksTest, AMarkThatIsRenewedWhileMarksAreReadIsReadAgain) {
+  PutMark(10, [](std::vector<std::string>& lines) { lines[3] = "1"; });
+  const auto copy = Begin(20);
+  int renewals = 1;
+  testing::WatchedStore watched(&store_, [&](testing::StoreCall call, std::string_view path) {
+    if (call == testing::StoreCall::kOpen && path.starts_with("pins/step-0000000020") &&
+        renewals > 0) {
+      --renewals;
+      const std::string text = *store::ReadFile(store_, path, 4096);
+      const std::string holder(path.substr(0, path.rfind('x') + 1));
+      EXPECT_TRUE(store_.Put(absl::StrCat(holder, 9'000'000'000 + renewals), text).ok());
+      EXPECT_TRUE(store_.Withdraw(path).ok());
+    }
+    return absl::OkStatus();
+  });
+  const auto removed = RemoveDeadCopies(watched, clock_.WallMs());
+  ASSERT_TRUE(removed.ok()) << removed.status();
+  EXPECT_THAT(*removed, ElementsAre(ckpt::AttemptName(CopyOf(10))));
+  EXPECT_TRUE(IsThere(20));
+  PutMark(10, [](std::vector<std::string>& lines) { lines[3] = "1"; });
+  renewals = 1000;
+  const absl::Status restless = RemoveDeadCopies(watched, clock_.WallMs()).status();
+  EXPECT_TRUE(absl::IsUnavailable(restless))
+      << "NotFound is a success to who deletes: " << restless;
+  EXPECT_TRUE(IsThere(10));
 }
 
 // A withdrawal renames first, so that a copy that goes on meanwhile finds it whole or gone.

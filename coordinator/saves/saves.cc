@@ -426,7 +426,7 @@ absl::StatusOr<CommittedStepInfo> CommitSave(store::ObjectStore& store,
   if (before.ok() && *before && IsSave(**before, context.job, context.key)) {
     return Publish(store, context.job, context.key);
   }
-  RETURN_IF_ERROR(ClearTheWay(store, context.key));
+  RETURN_IF_ERROR(ClearTheWay(store, context.job, context.key));
   const absl::Status described = DescribeAttempt(store, plan, context, seals);
   if (!described.ok()) {
     // Another coordinator may have published this very attempt under our hands.
@@ -455,7 +455,7 @@ absl::StatusOr<SettleResult> SettleDescribedAttempt(store::ObjectStore& store,
           described.ok() ? "COMMIT is of another save" : std::string(described.status().message());
       return result;
     }
-    const absl::Status clear = ClearTheWay(store, key);
+    const absl::Status clear = ClearTheWay(store, job, key);
     if (absl::IsAlreadyExists(clear)) {
       result.state = SettledState::kLost;
       result.reason = std::string(clear.message());
@@ -496,7 +496,11 @@ absl::StatusOr<SettleResult> SettleAttempt(store::ObjectStore& store,
   ASSIGN_OR_RETURN(const std::vector<ckpt::Seal> seals, ReadSeals(store, context.key));
   const absl::Status verified = VerifySeals(plan, context, seals);
   if (!verified.ok()) {
-    result.reason = std::string(verified.message());
+    // Another coordinator may have described the save since the first look, and removed its seals.
+    ASSIGN_OR_RETURN(result, SettleDescribedAttempt(store, context.job, context.key));
+    if (result.state == SettledState::kIncomplete) {
+      result.reason = std::string(verified.message());
+    }
     return result;
   }
   absl::StatusOr<CommittedStepInfo> info = CommitSave(store, plan, context, seals);
@@ -526,9 +530,13 @@ absl::StatusOr<std::vector<ckpt::Seal>> ReadSeals(const store::ObjectStore& stor
     if (entry.is_directory) {
       continue;
     }
-    ASSIGN_OR_RETURN(const std::string bytes,
-                     store::ReadFile(store, JoinPath(folder, entry.name), int64_t{1} << 30));
-    absl::StatusOr<ckpt::Seal> seal = ckpt::DecodeSeal(bytes);
+    const absl::StatusOr<std::string> bytes =
+        store::ReadFile(store, JoinPath(folder, entry.name), int64_t{1} << 30);
+    if (absl::IsNotFound(bytes.status())) {
+      continue;  // the save was described, or removed, since the folder was listed
+    }
+    RETURN_IF_ERROR(bytes.status());
+    absl::StatusOr<ckpt::Seal> seal = ckpt::DecodeSeal(*bytes);
     if (seal.ok()) {
       seals.push_back(*std::move(seal));
     }

@@ -148,18 +148,18 @@ absl::StatusOr<std::optional<SettledSave>> SettleOne(ObjectStore& files,
   ASSIGN_OR_RETURN(SettleResult result, SettleDescribedAttempt(files, job.uid, key));
   if (result.state == SettledState::kIncomplete) {
     ASSIGN_OR_RETURN(const std::vector<ckpt::Seal> seals, ReadSeals(files, key));
-    if (seals.empty()) {
-      return std::optional<SettledSave>();
-    }
-    const auto world = query.plan(std::ssize(seals));
+    const auto world =
+        seals.empty() ? absl::NotFoundError("no seals") : query.plan(std::ssize(seals));
     if (!world.ok()) {
-      return std::optional<SettledSave>();
+      // Another coordinator may have described the save since, and removed its seals.
+      ASSIGN_OR_RETURN(result, SettleDescribedAttempt(files, job.uid, key));
+    } else {
+      ASSIGN_OR_RETURN(const plan::SavePlan save_plan, plan::BuildSavePlan((*world)->plan));
+      SaveRequest request{job.uid, key.step, key.epoch, key.attempt, now_ms, *world, {}};
+      SaveContext context = ContextOf(job.spec, request);
+      context.key = key;
+      ASSIGN_OR_RETURN(result, SettleAttempt(files, save_plan, context));
     }
-    ASSIGN_OR_RETURN(const plan::SavePlan save_plan, plan::BuildSavePlan((*world)->plan));
-    SaveRequest request{job.uid, key.step, key.epoch, key.attempt, now_ms, *world, {}};
-    SaveContext context = ContextOf(job.spec, request);
-    context.key = key;
-    ASSIGN_OR_RETURN(result, SettleAttempt(files, save_plan, context));
   }
   if (result.state != SettledState::kCommitted || !result.committed) {
     return std::optional<SettledSave>();

@@ -43,12 +43,21 @@ absl::Status RenameIfThere(store::ObjectStore& store,
   return absl::IsNotFound(renamed) ? absl::OkStatus() : renamed;
 }
 
+// Another coordinator may have published this very save.
+absl::Status LostUnlessOurs(const ckpt::CommitRecord& commit,
+                            std::string_view job,
+                            const ckpt::AttemptKey& key) {
+  return IsSave(commit, job, key) ? absl::OkStatus() : LostTo(commit);
+}
+
 // `judged` is what was found in the step. Fine when it is gone: another coordinator moved it, or
 // its deletion has ended.
 absl::Status MoveJudgedStep(store::ObjectStore& store,
-                            const std::string& step,
+                            std::string_view job,
+                            const ckpt::AttemptKey& key,
                             const std::string& aside,
                             const FoundCommit& judged) {
+  const std::string step = ckpt::StepName(key.step);
   const absl::Status moved = store.PublishIfAbsent(step, aside);
   if (absl::IsNotFound(moved)) {
     return absl::OkStatus();
@@ -62,7 +71,7 @@ absl::Status MoveJudgedStep(store::ObjectStore& store,
   // AlreadyExists: yet another save has taken the name. Ours has lost in either case.
   RETURN_IF_ERROR(absl::IsAlreadyExists(back) ? absl::OkStatus() : back);
   RETURN_IF_ERROR(found.status());
-  return *found ? LostTo(**found)
+  return *found ? LostUnlessOurs(**found, job, key)
                 : absl::UnavailableError(
                       absl::StrCat(store.Locate(step), ": changed while it was to make room"));
 }
@@ -88,7 +97,9 @@ absl::Status LostTo(const ckpt::CommitRecord& commit) {
                                                commit.attempt));
 }
 
-absl::Status ClearTheWay(store::ObjectStore& store, const ckpt::AttemptKey& key) {
+absl::Status ClearTheWay(store::ObjectStore& store,
+                         std::string_view job,
+                         const ckpt::AttemptKey& key) {
   const std::string step = ckpt::StepName(key.step);
   const std::string report = JoinPath(ckpt::kBadFolder, step);
   const std::string aside = absl::StrCat(report, ".e", key.epoch, ".a", key.attempt);
@@ -97,11 +108,11 @@ absl::Status ClearTheWay(store::ObjectStore& store, const ckpt::AttemptKey& key)
   RETURN_IF_ERROR(absl::IsDataLoss(published.status()) ? absl::OkStatus() : published.status());
   ASSIGN_OR_RETURN(const bool bad, store::Exists(store, report));
   if (!bad && published.ok() && *published) {
-    return LostTo(**published);
+    return LostUnlessOurs(**published, job, key);
   }
   if (listed || !published.ok() || *published) {
     RETURN_IF_ERROR(store::MakeDirectories(store, ckpt::kBadFolder));
-    RETURN_IF_ERROR(MoveJudgedStep(store, step, aside + ".step", published));
+    RETURN_IF_ERROR(MoveJudgedStep(store, job, key, aside + ".step", published));
   }
   return bad ? RenameIfThere(store, report, aside + ".reason") : absl::OkStatus();
 }

@@ -25,9 +25,11 @@ bool IsSave(const ckpt::CommitRecord& commit, std::string_view job, const ckpt::
 absl::Status LostTo(const ckpt::CommitRecord& commit);
 
 // A step of this number that is BAD, damaged or half deleted makes room: its folder and its report
-// move to bad/<step>.e<E>.a<A>.*, named for the save that replaces it. A good one is AlreadyExists;
-// one whose COMMIT cannot be read now, or is of another format version, stays, and that is the
-// error.
-absl::Status ClearTheWay(store::ObjectStore& store, const ckpt::AttemptKey& key);
+// move to bad/<step>.e<E>.a<A>.*, named for the save that replaces it. A good one of another save
+// is AlreadyExists; one whose COMMIT cannot be read now, or is of another format version, stays,
+// and that is the error.
+absl::Status ClearTheWay(store::ObjectStore& store,
+                         std::string_view job,
+                         const ckpt::AttemptKey& key);
 
 }  // namespace ravel::coordinator

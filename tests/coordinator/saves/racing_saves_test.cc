@@ -20,6 +20,7 @@
 #include "coordinator/saves/step_inspection.h"
 #include "tests/testing/memory_blobs.h"
 #include "tests/testing/saved_state.h"
+#include "tests/testing/watched_store.h"
 
 namespace ravel::coordinator {
 namespace {
@@ -238,6 +239,35 @@ TEST(RacingSavesTest, ADescribedAttemptWhoseFilesAreGoneIsPassedOver) {
   ASSERT_TRUE(settled.ok()) << settled.status();
   EXPECT_EQ(settled->state, SettledState::kIncomplete);
   EXPECT_THAT(settled->reason, HasSubstr("missing"));
+}
+
+// One coordinator describes a save, removes its seals and is cut off after some operations, or
+// publishes it, at every call of another one that settles it.
+TEST(RacingSavesTest, ASaveWhoseSealsGoWhileItIsSettledIsCommitted) {
+  const testing::SavedWorld saved = RacedWorld();
+  const SaveContext context = testing::ContextOf(saved, kRaced);
+  bool published = false;
+  for (int64_t operations = 8; !published; ++operations) {
+    bool interrupted = true;
+    for (int64_t at = 0; interrupted; ++at) {
+      SCOPED_TRACE(absl::StrCat(operations, " ", at));
+      store::MemoryStore store;
+      const auto seals = testing::WriteAllRanks(store, saved, kRaced);
+      ASSERT_TRUE(seals.ok()) << seals.status();
+      interrupted = false;
+      testing::WatchedStore watched(&store, at, [&] {
+        interrupted = true;
+        store.FailFrom(store.operations() + operations, absl::UnavailableError("stopped here"));
+        const bool all = CommitSave(store, saved.save_plan, context, *seals).ok();
+        published = published || (at == 0 && all);
+        store.FailFrom(-1, absl::OkStatus());
+      });
+      const auto settled = SettleAttempt(watched, saved.save_plan, context);
+      ASSERT_TRUE(settled.ok()) << settled.status();
+      EXPECT_EQ(settled->state, SettledState::kCommitted) << settled->reason;
+      EXPECT_EQ(InspectStep(store, 20, InspectionDepth::kDeep).condition, StepCondition::kGood);
+    }
+  }
 }
 
 }  // namespace

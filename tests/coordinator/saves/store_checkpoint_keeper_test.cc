@@ -20,6 +20,7 @@
 #include "tests/testing/fake_clock.h"
 #include "tests/testing/process.h"
 #include "tests/testing/saved_state.h"
+#include "tests/testing/watched_store.h"
 
 namespace ravel::coordinator {
 namespace {
@@ -394,6 +395,31 @@ TEST_F(StoreCheckpointKeeperTest, AFinishedSaveWhoseSealsWereLostIsCommittedBefo
   EXPECT_EQ(planned, (std::vector<int64_t>{1, 2})) << "one seal of 40, then both of 30";
   EXPECT_TRUE(ListAttempts(files_)->empty());
   EXPECT_EQ(Steps(), (std::set<int64_t>{10, 30}));
+}
+
+// Another coordinator describes the save, which removes its seals, while this one plans.
+TEST_F(StoreCheckpointKeeperTest, AFinishedSaveThatAnotherCoordinatorDescribesIsCommitted) {
+  ASSERT_TRUE(Launch(ours_).ok());
+  SaveStep(10);
+  const testing::SavedWorld saved = testing::MakeWorld(testing::InventoryOf({{5, 3}, {4}}), 2, 7);
+  const ckpt::AttemptKey key = {
+      .step = 20, .epoch = 4, .attempt = 1, .job_tag = ckpt::JobTag("job-1")};
+  const auto seals = testing::WriteAllRanks(files_, saved, key);
+  ASSERT_TRUE(seals.ok()) << seals.status();
+  RestoreQuery query = {.committed_step = 10, .has_commit = true, .has_run = true};
+  query.plan = [&](int64_t) -> absl::StatusOr<std::shared_ptr<const PlannedWorld>> {
+    testing::WatchedStore other(&files_, [](testing::StoreCall call, std::string_view path) {
+      const bool publishes = call == testing::StoreCall::kPublish && path.ends_with(".tmp");
+      return publishes ? absl::UnavailableError("stopped here") : absl::OkStatus();
+    });
+    EXPECT_FALSE(CommitSave(other, saved.save_plan, testing::ContextOf(saved, key), *seals).ok());
+    return absl::NotFoundError("no world of that size");  // seals were missing already
+  };
+  const absl::StatusOr<RestorePoint> restore = keeper_.PrepareRestore(ours_, query);
+  ASSERT_TRUE(restore.ok()) << restore.status();
+  EXPECT_EQ(restore->step, 20);
+  ASSERT_TRUE(restore->settled);
+  EXPECT_EQ(restore->settled->save.step, 20);
 }
 
 // Four ranks in two replicas, each of which keeps all that is trained.

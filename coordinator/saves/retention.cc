@@ -237,8 +237,13 @@ absl::StatusOr<std::vector<std::string>> MoveAside(store::ObjectStore& store,
   return moved;
 }
 
-// Returns false if there is another step of that number now.
+// Returns false if there is another step of that number now. It is looked at before, since a
+// coordinator may die between the two writes, and after: another one may be saved meanwhile.
 absl::StatusOr<bool> WithdrawListed(store::ObjectStore& store, const CommittedStepInfo& info) {
+  ASSIGN_OR_RETURN(const std::optional<ckpt::CommitRecord> before, CommitIn(store, info.directory));
+  if (before && *before != info.commit) {
+    return false;
+  }
   const std::string mark = JoinPath(info.directory, ckpt::kDeletedFile);
   const absl::Status put = store.Put(mark, "");
   if (absl::IsNotFound(put)) {

@@ -117,6 +117,32 @@ TEST_P(DeletionTest, OfAStepThatARollbackReplacedLeavesTheNewOne) {
       });
 }
 
+// As before, and the coordinator dies after the first thing that it writes.
+TEST_P(DeletionTest, OfAReplacedStepThatIsCutOffDoesNotWithdrawTheNewOne) {
+  const std::unique_ptr<ObjectStore> files = MakeStore();
+  for (const int64_t step : {100, 150, 200}) {
+    ASSERT_TRUE(SaveStep(*files, step, 1).ok());
+  }
+  bool replaced = false;
+  const auto gate = [&](int64_t step) {
+    if (step == 150) {
+      EXPECT_TRUE(MoveStepsAbove(*files, 100, "rolled-back-e2").ok());
+      EXPECT_TRUE(SaveStep(*files, 150, 2).ok());
+      replaced = true;
+    }
+    return step == 150;
+  };
+  bool wrote = false;
+  testing::WatchedStore dying(files.get(), [&](testing::StoreCall call, auto) {
+    const bool dead = wrote;
+    wrote = wrote || (replaced && call == testing::StoreCall::kPut);
+    return dead ? absl::UnavailableError("stopped here") : absl::OkStatus();
+  });
+  ApplyRetention(dying, {.keep_last = 1}, {}, 0, gate).IgnoreError();
+  EXPECT_TRUE(replaced);
+  EXPECT_TRUE(IsGood(*files, 150));
+}
+
 TEST_P(DeletionTest, ThatWasCutOffUnderItsOtherNameIsEnded) {
   bool renamed = false;
   for (int64_t at = 0; at < kCallsToTry; ++at) {

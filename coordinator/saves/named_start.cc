@@ -2,16 +2,43 @@
 
 #include <cstdint>
 #include <utility>
+#include <vector>
 
 #include <absl/strings/numbers.h>
 #include <absl/strings/str_cat.h>
 
 #include "common/ckpt/step_layout.h"
+#include "common/logging.h"
 #include "common/plan/numerics.h"
 #include "common/store/committed_step.h"
+#include "coordinator/saves/checkpoint_pins.h"
+#include "coordinator/saves/retention.h"
 #include "coordinator/saves/step_inspection.h"
 
 namespace ravel::coordinator {
+namespace {
+
+// Later steps of other jobs go out of the way of a job that was told where to begin.
+absl::Status SetOthersAside(store::ObjectStore& files,
+                            const CheckpointJob& job,
+                            const RestorePoint& start) {
+  // If the start is in another folder, or there is none, no step that lies here is part of this
+  // history.
+  const bool here = start.path.starts_with(files.Locate("") + "/");
+  ASSIGN_OR_RETURN(const std::vector<std::string> moved,
+                   SetAside(files, job.uid, here ? start.step : -1));
+  if (!moved.empty()) {
+    log::Info(absl::StrCat("job ",
+                           job.spec.name,
+                           ": ",
+                           moved.size(),
+                           " earlier steps were moved to ",
+                           files.Locate(absl::StrCat("old-", job.uid))));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
 
 bool NamesStart(const plan::JobSpec& spec) {
   return spec.checkpoint.resume_from != "auto" && spec.checkpoint.resume_from != "none";
@@ -58,6 +85,33 @@ absl::StatusOr<RestorePoint> NamedStart(const store::ObjectStore& files,
         absl::StrCat(files.Locate(ckpt::StepName(step)), ": ", inspected.reason));
   }
   return RestorePoint{.step = step, .path = files.Locate(ckpt::StepName(step)), .own = true};
+}
+
+absl::StatusOr<RestorePoint> BeginHistory(store::ObjectStore& files, const CheckpointJob& job) {
+  RestorePoint start;
+  if (NamesStart(job.spec)) {
+    ASSIGN_OR_RETURN(start, NamedStart(files, job.spec));
+  }
+  RETURN_IF_ERROR(SetOthersAside(files, job, start));
+  return start;
+}
+
+void UnpinStart(const CheckpointJob& job) {
+  const absl::StatusOr<std::optional<store::StorePlace>> start = StartElsewhere(job.spec);
+  const std::optional<int64_t> step =
+      start.ok() && *start ? ckpt::ParseStepName((*start)->name) : std::optional<int64_t>();
+  if (!step) {
+    return;
+  }
+  const absl::Status status = UnpinStep(*(*start)->parent, *step, JobPinHolder(job.uid));
+  if (!status.ok()) {
+    log::Warning(absl::StrCat("job ",
+                              job.spec.name,
+                              ": its pin on ",
+                              job.spec.checkpoint.resume_from,
+                              " stays: ",
+                              std::string(status.message())));
+  }
 }
 
 absl::Status CheckNamedStart(const store::ObjectStore& files, const plan::JobSpec& spec) {

@@ -1,7 +1,7 @@
 #pragma once
 
-// The step that checkpoint.resumeFrom names, in the job's folder or elsewhere, and whether it was
-// computed as the job computes.
+// The step that checkpoint.resumeFrom names, in the job's folder or elsewhere, whether it was
+// computed as the job computes, and a history that begins there.
 
 #include <optional>
 #include <string>
@@ -22,6 +22,12 @@ absl::StatusOr<std::optional<store::StorePlace>> StartElsewhere(const plan::JobS
 // Finds the start of a job without a commit when resumeFrom names a step. `files` is the job's
 // folder.
 absl::StatusOr<RestorePoint> NamedStart(const store::ObjectStore& files, const plan::JobSpec& spec);
+
+// Where a job without a commit begins whose resumeFrom is not auto: at the step that it names, or
+// with initial weights. Later steps of other jobs go out of the way.
+absl::StatusOr<RestorePoint> BeginHistory(store::ObjectStore& files, const CheckpointJob& job);
+// Lets go of the start that PinStart of the keeper has pinned elsewhere, if there is one.
+void UnpinStart(const CheckpointJob& job);
 
 // Before admission: the step is there, and has the numerics of the job, or the job allows others.
 // Errors name the field.

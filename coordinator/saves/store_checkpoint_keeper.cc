@@ -199,64 +199,19 @@ absl::StatusOr<std::optional<SettledSave>> SettleNewest(ObjectStore& files,
   return std::optional<SettledSave>();
 }
 
-// Later steps of other jobs go out of the way of a job that was told where to begin.
-absl::Status SetOthersAside(ObjectStore& files,
-                            const CheckpointJob& job,
-                            const RestorePoint& start) {
-  // If the start is in another folder, or there is none, no step that lies here is part of this
-  // history.
-  const bool here = start.path.starts_with(files.Locate("") + "/");
-  ASSIGN_OR_RETURN(const std::vector<std::string> moved,
-                   SetAside(files, job.uid, here ? start.step : -1));
-  if (!moved.empty()) {
-    log::Info(absl::StrCat("job ",
-                           job.spec.name,
-                           ": ",
-                           moved.size(),
-                           " earlier steps were moved to ",
-                           files.Locate(absl::StrCat("old-", job.uid))));
+// The commit of the job's own that it goes on from, also one that its record lacks: saves up to it
+// are refused. Nothing: it has none, and begins where resumeFrom says.
+absl::StatusOr<std::optional<RestorePoint>> ChooseOwn(ObjectStore& files,
+                                                      const CheckpointJob& job,
+                                                      const RestoreWindow& window) {
+  ASSIGN_OR_RETURN(RestoreChoice choice, ChooseRestore(files, window));
+  if (choice.step < 0 && job.spec.checkpoint.resume_from != "auto") {
+    return std::optional<RestorePoint>();
   }
-  return absl::OkStatus();
-}
-
-absl::StatusOr<RestorePoint> ChooseStart(ObjectStore& files,
-                                         const CheckpointJob& job,
-                                         const RestoreQuery& query) {
-  if (!query.has_commit && job.spec.checkpoint.resume_from != "auto") {
-    RestorePoint start;
-    if (NamesStart(job.spec)) {
-      ASSIGN_OR_RETURN(start, NamedStart(files, job.spec));
-    }
-    RETURN_IF_ERROR(SetOthersAside(files, job, start));
-    return start;
-  }
-  ASSIGN_OR_RETURN(RestoreChoice choice,
-                   ChooseRestore(files,
-                                 {.job_uid = job.uid,
-                                  .committed_step = query.committed_step,
-                                  .has_commit = query.has_commit}));
   return RestorePoint{.step = choice.step,
                       .path = choice.step < 0 ? "" : files.Locate(choice.directory),
                       .own = true,
                       .fallback_reason = std::move(choice.fallback_reason)};
-}
-
-void UnpinStart(const CheckpointJob& job) {
-  const absl::StatusOr<std::optional<store::StorePlace>> start = StartElsewhere(job.spec);
-  const std::optional<int64_t> step =
-      start.ok() && *start ? ckpt::ParseStepName((*start)->name) : std::optional<int64_t>();
-  if (!step) {
-    return;
-  }
-  const absl::Status status = UnpinStep(*(*start)->parent, *step, JobPinHolder(job.uid));
-  if (!status.ok()) {
-    log::Warning(absl::StrCat("job ",
-                              job.spec.name,
-                              ": its pin on ",
-                              job.spec.checkpoint.resume_from,
-                              " stays: ",
-                              std::string(status.message())));
-  }
 }
 
 }  // namespace
@@ -386,10 +341,17 @@ absl::StatusOr<RestorePoint> StoreCheckpointKeeper::PrepareRestore(const Checkpo
   // The epoch that is prepared now: what nodes of earlier ones still write is theirs alone.
   RETURN_IF_ERROR(files.Fence("", ckpt::JobTag(job.uid), query.rollback_epoch));
   RETURN_IF_ERROR(CleanAttemptsOf(files, job.uid, EndOfOwn(query.rollback_epoch)));
-  if (!query.has_commit) {
+  ASSIGN_OR_RETURN(std::optional<RestorePoint> chosen,
+                   ChooseOwn(files,
+                             job,
+                             {.job_uid = job.uid,
+                              .committed_step = settled ? settled->save.step : query.committed_step,
+                              .has_commit = query.has_commit || settled}));
+  if (!chosen) {
     RETURN_IF_ERROR(PinStart(job, 0));
+    ASSIGN_OR_RETURN(chosen, BeginHistory(files, job));
   }
-  ASSIGN_OR_RETURN(RestorePoint restore, ChooseStart(files, job, query));
+  RestorePoint& restore = *chosen;
   if (restore.step >= 0) {
     ASSIGN_OR_RETURN(restore.numerics_change, NumericsChangeSince(restore.path, job.spec));
   }
@@ -404,7 +366,7 @@ absl::StatusOr<RestorePoint> StoreCheckpointKeeper::PrepareRestore(const Checkpo
     restore.found = FindSaves(files, job.uid, listing, query.known_saves);
   }
   restore.settled = std::move(settled);
-  return restore;
+  return *std::move(chosen);
 }
 
 void StoreCheckpointKeeper::EndRestore(const std::string& job_uid) {

@@ -422,6 +422,47 @@ TEST_F(StoreCheckpointKeeperTest, AFinishedSaveThatAnotherCoordinatorDescribesIs
   EXPECT_EQ(restore->settled->save.step, 20);
 }
 
+TEST_F(StoreCheckpointKeeperTest, AFirstSaveThatIsSettledComesBeforeWhatResumeFromSays) {
+  ASSERT_TRUE(Launch(ours_).ok());
+  SaveStep(10);
+  for (const std::string& start : {std::string("none"), files_.Locate("step-0000000010")}) {
+    CheckpointJob next = Another("cluster-a", start == "none" ? "anew" : "from-10");
+    next.spec.name = next.uid;
+    next.spec.checkpoint.resume_from = start;
+    ASSERT_TRUE(Launch(next).ok());
+    store::FileStore files(keeper_.Root(next.spec));
+    const testing::SavedWorld saved = testing::MakeWorld(testing::InventoryOf({{5, 3}, {4}}), 2, 7);
+    const ckpt::AttemptKey key = {
+        .step = 20, .epoch = 1, .attempt = 1, .job_tag = ckpt::JobTag(next.uid)};
+    ASSERT_TRUE(testing::WriteAllRanks(files, saved, key).ok());
+    RestoreQuery query = {.has_run = true};
+    query.plan = [&](int64_t) {
+      auto world = std::make_shared<PlannedWorld>();
+      world->plan = saved.world;
+      return std::shared_ptr<const PlannedWorld>(world);
+    };
+    const absl::StatusOr<RestorePoint> restore = keeper_.PrepareRestore(next, query);
+    ASSERT_TRUE(restore.ok()) << restore.status();
+    EXPECT_TRUE(restore->settled);
+    EXPECT_EQ(restore->step, 20) << start;
+    EXPECT_TRUE(restore->own);
+  }
+}
+
+// As after a publication whose answer was lost.
+TEST_F(StoreCheckpointKeeperTest, AFirstCommitThatTheRecordLacksComesBeforeWhatResumeFromSays) {
+  ours_.spec.checkpoint.resume_from = scratch_.path() + "/gone/step-0000000010";
+  ours_.spec.checkpoint.fresh = true;
+  ASSERT_FALSE(keeper_.PrepareRestore(ours_, {}).ok()) << "there is no such step";
+  SaveStep(20);
+  const absl::StatusOr<RestorePoint> restore = keeper_.PrepareRestore(ours_, {.has_run = true});
+  ASSERT_TRUE(restore.ok()) << restore.status();
+  EXPECT_EQ(restore->step, 20);
+  EXPECT_TRUE(restore->own);
+  ASSERT_EQ(restore->found.size(), 1U);
+  EXPECT_EQ(restore->found[0].saved.save.step, 20);
+}
+
 // Four ranks in two replicas, each of which keeps all that is trained.
 testing::SavedWorld TwoReplicas() {
   plan::ShardingPlan world = testing::WorldOf(testing::InventoryOf({{5, 3}, {4}}), 2);

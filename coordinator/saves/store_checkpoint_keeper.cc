@@ -214,6 +214,16 @@ absl::StatusOr<std::optional<RestorePoint>> ChooseOwn(ObjectStore& files,
                       .fallback_reason = std::move(choice.fallback_reason)};
 }
 
+// Then what the job began from may go. A full store asks for retention before that, too.
+bool HasOwnCommit(const ObjectStore& files, const CheckpointJob& job) {
+  const absl::StatusOr<StepListing> listing = ListSteps(files);
+  return listing.ok() &&
+         std::any_of(
+             listing->steps.begin(), listing->steps.end(), [&job](const CommittedStepInfo& info) {
+               return info.commit.job == job.uid && !info.bad;
+             });
+}
+
 }  // namespace
 
 std::string StoreCheckpointKeeper::Root(const plan::JobSpec& spec) const {
@@ -448,8 +458,9 @@ absl::StatusOr<std::vector<int64_t>> StoreCheckpointKeeper::Retain(const Checkpo
     last->second = tidy ? clock_->MonotonicMs() : last->second;
   }
   if (tidy) {
-    // The job has a commit of its own: what it began from may go.
-    UnpinStart(job);
+    if (HasOwnCommit(files, job)) {
+      UnpinStart(job);
+    }
     const auto removed = RemoveOldLeftovers(files, job.uid, clock_->WallMs());
     if (!removed.ok()) {
       log::Warning(absl::StrCat("leftovers: ", std::string(removed.status().message())));

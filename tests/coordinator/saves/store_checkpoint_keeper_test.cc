@@ -318,6 +318,17 @@ TEST_F(StoreCheckpointKeeperTest, TheStepThatAJobBeginsFromStaysUntilItsFirstCom
   ASSERT_TRUE(start.ok()) << start.status();
   EXPECT_EQ(start->step, 10);
   EXPECT_FALSE(start->own);
+  ASSERT_TRUE(keeper_.Retain(next, -1).ok()) << "its first save found the store full";
+  EXPECT_TRUE(keeper_.Retain(ours_, -1)->empty()) << "10 is needed still";
+  const testing::SavedWorld saved = testing::MakeWorld(testing::InventoryOf({{5, 3}, {4}}), 1, 7);
+  const ckpt::AttemptKey key = {.step = 15, .epoch = 1, .attempt = 1};
+  store::FileStore files(keeper_.Root(next.spec));
+  const auto seals = testing::WriteAllRanks(files, saved, key);
+  ASSERT_TRUE(seals.ok()) << seals.status();
+  SaveContext context = testing::ContextOf(saved, key);
+  context.job = next.uid;
+  ASSERT_TRUE(CommitSave(files, saved.save_plan, context, *seals).ok());
+  clock_.AdvanceMs(3600 * 1000);
   ASSERT_TRUE(keeper_.Retain(next, -1).ok()) << "after its first own commit";
   EXPECT_EQ(*keeper_.Retain(ours_, -1), std::vector<int64_t>{10});
 }

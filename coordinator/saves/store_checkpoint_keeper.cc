@@ -28,6 +28,7 @@
 #include "coordinator/saves/found_saves.h"
 #include "coordinator/saves/named_start.h"
 #include "coordinator/saves/retention.h"
+#include "coordinator/saves/rollback.h"
 #include "coordinator/saves/saves.h"
 #include "coordinator/saves/step_inspection.h"
 
@@ -341,16 +342,16 @@ absl::StatusOr<RestorePoint> StoreCheckpointKeeper::PrepareRestore(const Checkpo
   } else {
     RETURN_IF_ERROR(ClaimRoot(files, job, now_ms));
   }
-  if (query.rollback_step >= 0) {
-    RETURN_IF_ERROR(MoveStepsAbove(files,
-                                   query.rollback_step,
-                                   absl::StrCat("rolled-back-e", query.rollback_epoch))
-                        .status());
-  }
   ASSIGN_OR_RETURN(std::optional<SettledSave> settled, SettleNewest(files, job, query, now_ms));
   // The epoch that is prepared now: what nodes of earlier ones still write is theirs alone.
   RETURN_IF_ERROR(files.Fence("", ckpt::JobTag(job.uid), query.rollback_epoch));
-  RETURN_IF_ERROR(CleanAttemptsOf(files, job.uid, EndOfOwn(query.rollback_epoch)));
+  const int64_t end_epoch = EndOfOwn(query.rollback_epoch);
+  RETURN_IF_ERROR(query.rollback_step < 0 ? CleanAttemptsOf(files, job.uid, end_epoch)
+                                          : RollBack(files,
+                                                     {.job = job.uid,
+                                                      .step = query.rollback_step,
+                                                      .epoch = query.rollback_epoch,
+                                                      .end_epoch = end_epoch}));
   ASSIGN_OR_RETURN(std::optional<RestorePoint> chosen,
                    ChooseOwn(files,
                              job,

@@ -15,9 +15,6 @@ namespace {
 
 using store::JoinPath;
 
-constexpr std::string_view kOldPrefix = "old-";
-constexpr std::string_view kRolledBackPrefix = "rolled-back-";
-
 // Neither COMMIT nor a manifest: no save was ever published under this name.
 absl::StatusOr<bool> NeverWasAStep(const store::ObjectStore& store, const std::string& directory) {
   ASSIGN_OR_RETURN(const bool commit, store::Exists(store, JoinPath(directory, ckpt::kCommitFile)));

@@ -13,6 +13,10 @@
 
 namespace ravel::coordinator {
 
+// Folders that earlier steps move to: at the start of a new history, and by a rollback.
+inline constexpr std::string_view kOldPrefix = "old-";
+inline constexpr std::string_view kRolledBackPrefix = "rolled-back-";
+
 enum class LeftoverKind {
   kUnfinishedSave,  // an attempt
   kForeignSave,     // an attempt of another job: only listed

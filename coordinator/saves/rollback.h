@@ -19,7 +19,7 @@ struct RollbackTarget {
 
 // Removes the job's attempts, so that none is published behind the rollback, then moves every step
 // above the target, with its marks, into rolled-back-e<epoch>/. May be interrupted anywhere and
-// repeated.
+// repeated, also under another epoch.
 absl::Status RollBack(store::ObjectStore& store, const RollbackTarget& target);
 
 }  // namespace ravel::coordinator

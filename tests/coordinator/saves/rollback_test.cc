@@ -3,6 +3,8 @@
 #include "coordinator/saves/rollback.h"
 
 #include <functional>
+#include <memory>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -11,8 +13,10 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "common/store/blob_tree.h"
 #include "common/store/memory_store.h"
 #include "coordinator/saves/saves.h"
+#include "tests/testing/memory_blobs.h"
 #include "tests/testing/saved_state.h"
 
 namespace ravel::coordinator {
@@ -64,6 +68,81 @@ TEST(RollbackTest, ASealedSaveIsNotPublishedBehindIt) {
   EXPECT_FALSE(store.hook) << "20 moved";
   EXPECT_FALSE(theirs.ok());
   EXPECT_EQ(StepsLeftIn(store), std::vector<int64_t>{10});
+}
+
+// Fails from one change on, as when a coordinator dies there.
+class CutOffBlobs : public testing::MemoryBlobs {
+ public:
+  absl::Status PutIfAbsent(const std::string& key, std::string_view content) override {
+    return left-- > 0 ? MemoryBlobs::PutIfAbsent(key, content) : Stopped();
+  }
+  absl::Status Delete(const std::string& key) override {
+    return left-- > 0 ? MemoryBlobs::Delete(key) : Stopped();
+  }
+
+  int64_t left = kAll;
+  static constexpr int64_t kAll = int64_t{1} << 40;
+
+ private:
+  static absl::Status Stopped() { return absl::UnavailableError("stopped here"); }
+};
+
+// Each try is of another epoch.
+TEST(RollbackTest, OneThatIsCutOffAnywhereIsEndedByTheNextTry) {
+  const testing::SavedWorld saved = RolledBackWorld();
+  for (int64_t changes = 0;; ++changes) {
+    SCOPED_TRACE(changes);
+    auto blobs = std::make_unique<CutOffBlobs>();
+    CutOffBlobs& raw = *blobs;
+    store::BlobTree store(std::move(blobs), "job");
+    for (const int64_t step : {10, 20, 30}) {
+      ASSERT_TRUE(testing::Save(store, saved, {.step = step, .epoch = 4, .attempt = 1}).ok());
+    }
+    ASSERT_TRUE(MarkBad(store, 30, "rot").ok());
+    raw.left = changes;
+    const bool whole =
+        RollBack(store, {.job = "job-1", .step = 10, .epoch = 5, .end_epoch = 5}).ok();
+    raw.left = CutOffBlobs::kAll;
+    const absl::Status again =
+        RollBack(store, {.job = "job-1", .step = 10, .epoch = 6, .end_epoch = 6});
+    ASSERT_TRUE(again.ok()) << again;
+    EXPECT_EQ(StepsLeftIn(store), std::vector<int64_t>{10});
+    EXPECT_FALSE(*store::Exists(store, "bad/step-0000000030"));
+    std::multiset<std::string> moved;
+    for (const std::string folder : {"rolled-back-e5", "rolled-back-e6"}) {
+      const auto entries = store.List(folder);
+      for (const store::ListedEntry& entry :
+           entries.ok() ? *entries : std::vector<store::ListedEntry>()) {
+        moved.insert(entry.name);
+      }
+    }
+    EXPECT_EQ(moved.count("step-0000000020"), 1U);
+    EXPECT_EQ(moved.count("step-0000000030"), 1U);
+    if (whole) {
+      EXPECT_GT(changes, 4);
+      return;
+    }
+  }
+}
+
+// A save that replaces a BAD step was cut off while it moved that one away.
+TEST(RollbackTest, AStepThatHasTheNameOfABadCopyTooMovesThere) {
+  auto blobs = std::make_unique<CutOffBlobs>();
+  CutOffBlobs& raw = *blobs;
+  store::BlobTree store(std::move(blobs), "job");
+  const testing::SavedWorld saved = RolledBackWorld();
+  for (const int64_t step : {10, 20}) {
+    ASSERT_TRUE(testing::Save(store, saved, {.step = step, .epoch = 4, .attempt = 1}).ok());
+  }
+  ASSERT_TRUE(MarkBad(store, 20, "rot").ok());
+  raw.left = 1;
+  ASSERT_FALSE(store.PublishIfAbsent("step-0000000020", "bad/step-0000000020.e5.a1.step").ok());
+  raw.left = CutOffBlobs::kAll;
+  const absl::Status done =
+      RollBack(store, {.job = "job-1", .step = 10, .epoch = 6, .end_epoch = 6});
+  ASSERT_TRUE(done.ok()) << done;
+  EXPECT_EQ(StepsLeftIn(store), std::vector<int64_t>{10});
+  EXPECT_TRUE(*store::Exists(store, "bad/step-0000000020.e5.a1.step/COMMIT"));
 }
 
 }  // namespace

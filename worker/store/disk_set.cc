@@ -29,6 +29,7 @@ using store::SplitLast;
 constexpr size_t kMaxPathBytes = 1024;
 constexpr size_t kMaxNameBytes = 255 - 22;  // ".<upload>.part" fits behind it
 constexpr size_t kMaxDepth = 16;
+constexpr int64_t kSmallBytes = 16 << 20;
 
 absl::Status Error(std::string_view what, const std::string& path) {
   return ErrnoStatus(errno, absl::StrCat(std::string(what), " ", path));
@@ -161,6 +162,12 @@ int64_t DiskSet::FreeBytes() const {
   return std::max<int64_t>(free, 0);
 }
 
+// Small files end what was begun: manifest.pb and COMMIT a save whose bytes are all there.
+int64_t DiskSet::RoomFor(int64_t bytes, const FileStore& disk) const {
+  const int64_t kept = options_.min_free_bytes;
+  return FreeOn(disk) - (bytes <= kSmallBytes ? kept / 2 : kept);
+}
+
 absl::StatusOr<std::unique_ptr<Upload>> DiskSet::BeginUpload(std::string_view path,
                                                              std::string_view upload,
                                                              int64_t offset,
@@ -175,14 +182,15 @@ absl::StatusOr<std::unique_ptr<Upload>> DiskSet::BeginUpload(std::string_view pa
         absl::StrCat("create ", std::string(path), ": No such file or directory"));
   }
   const FileStore& files = *At(disks_, disk);
-  const int64_t free = FreeOn(files) - options_.min_free_bytes;
-  if (free <= std::max<int64_t>(expected_bytes - offset, 0)) {
+  const int64_t room = RoomFor(expected_bytes, files);
+  // An empty file needs none: DELETED begins the removal of a step, which makes room.
+  if (expected_bytes > 0 && room <= std::max<int64_t>(expected_bytes - offset, 0)) {
     return absl::ResourceExhaustedError(absl::StrCat("create ",
                                                      std::string(path),
                                                      ": No space left on device: ",
                                                      expected_bytes,
                                                      " bytes are needed, ",
-                                                     std::max<int64_t>(free, 0),
+                                                     std::max<int64_t>(room, 0),
                                                      " are free"));
   }
   const std::string full = files.Locate(path);

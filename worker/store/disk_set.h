@@ -21,7 +21,8 @@ namespace ravel::store_server {
 struct DiskOptions {
   std::vector<std::string> folders;  // absolute, one on each disk; they exist
   int64_t quota_bytes = 0;           // of all files, parts too; 0: none
-  int64_t min_free_bytes = 0;        // stay free on each disk
+  // Stay free on each disk. Files of up to 16 MiB may take half of it, empty ones all.
+  int64_t min_free_bytes = 0;
 };
 
 // InvalidArgument unless `path` is one of a store: "" or parts of letters and signs without '/',
@@ -77,6 +78,8 @@ class DiskSet {
   // The disk for a new folder, by the rule above.
   int DiskForFolder(std::string_view path) const;
   static int64_t FreeOn(const store::FileStore& disk);
+  // Bytes that a file of this size may take there.
+  int64_t RoomFor(int64_t bytes, const store::FileStore& disk) const;
 
   const DiskOptions options_;
   std::vector<std::unique_ptr<store::FileStore>> disks_;

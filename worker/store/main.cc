@@ -314,7 +314,9 @@ void AddOptions(CLI::App& app, Flags& flags) {
   app.add_option("--quota", flags.quota, "Bytes of all files; with a unit, 10GB; 0: none")
       ->transform(CLI::AsSizeValue(false))
       ->capture_default_str();
-  app.add_option("--min-free", flags.min_free, "Bytes that stay free on each disk")
+  app.add_option("--min-free",
+                 flags.min_free,
+                 "Bytes that stay free on each disk; files of up to 16 MiB may take half of them")
       ->transform(CLI::AsSizeValue(false))
       ->capture_default_str();
   app.add_option("--part-age", flags.part_age, "Unfinished files go when they are that old")

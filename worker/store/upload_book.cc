@@ -13,7 +13,7 @@ constexpr size_t kMaxSums = 1024;
 
 absl::Status UploadBook::Reserve(int64_t bytes) {
   const MutexLock lock(mutex_);
-  if (quota_bytes_ > 0 && used_ + reserved_ + bytes > quota_bytes_) {
+  if (bytes > 0 && quota_bytes_ > 0 && used_ + reserved_ + bytes > quota_bytes_) {
     return absl::ResourceExhaustedError(absl::StrCat("the store's quota of ",
                                                      quota_bytes_,
                                                      " bytes is used up: ",

@@ -19,7 +19,8 @@ class UploadBook {
  public:
   explicit UploadBook(int64_t quota_bytes) : quota_bytes_(quota_bytes) {}  // 0: none
 
-  // Bytes that are promised to an upload. ResourceExhausted above the quota.
+  // Bytes that are promised to an upload. ResourceExhausted above the quota, but for none at all:
+  // it may have been lowered below what is there.
   absl::Status Reserve(int64_t bytes);
   // Adds to the bytes that are there, and to those that are promised.
   void Add(int64_t used, int64_t reserved);

@@ -38,9 +38,10 @@ class DiskSetTest : public ::testing::Test {
     disks_.reset();
     std::filesystem::remove_all(root_);
   }
-  void Open(int64_t quota = 0) {
+  void Open(int64_t quota = 0, int64_t min_free = 0) {
     DiskOptions options;
     options.quota_bytes = quota;
+    options.min_free_bytes = min_free;
     for (const char* name : {"/a", "/b"}) {
       std::filesystem::create_directories(root_ + name);
       options.folders.push_back(root_ + name);
@@ -49,7 +50,9 @@ class DiskSetTest : public ::testing::Test {
   }
   absl::Status Write(const std::string& path, const std::string& content) {
     ASSIGN_OR_RETURN(const auto upload, disks_->BeginUpload(path, kUpload, 0, 0));
-    RETURN_IF_ERROR(upload->Append(content, Crc(content)));
+    if (!content.empty()) {
+      RETURN_IF_ERROR(upload->Append(content, Crc(content)));
+    }
     return upload->Finish(static_cast<int64_t>(content.size()), Crc(content));
   }
   std::string Read(const std::string& path) const {
@@ -214,6 +217,27 @@ TEST_F(DiskSetTest, TheQuotaCountsWhatIsThereAndWhatIsPromised) {
   EXPECT_EQ(disks_->RemoveOldParts(std::numeric_limits<int64_t>::max(), 0), 4);
   ASSERT_TRUE(disks_->Withdraw("team/job/f").ok());
   EXPECT_EQ(disks_->used_bytes(), 0);
+}
+
+TEST_F(DiskSetTest, AFullStoreTakesTheMarkOfARemoval) {
+  ASSERT_TRUE(disks_->MakeFolder("team/job/step", true).ok());
+  ASSERT_TRUE(Write("team/job/step/f", "123456").ok());
+  Open(5);  // lowered below what is there
+  EXPECT_TRUE(absl::IsResourceExhausted(Write("team/job/step/g", "1")));
+  EXPECT_EQ(Write("team/job/step/DELETED", ""), absl::OkStatus());
+  Open(0, int64_t{1} << 60);
+  EXPECT_TRUE(
+      absl::IsResourceExhausted(disks_->BeginUpload("team/job/step/g", kUpload, 0, 1).status()));
+  EXPECT_EQ(Write("team/job/step/withdrawn", ""), absl::OkStatus());
+}
+
+TEST_F(DiskSetTest, SmallFilesMayTakeHalfOfWhatStaysFree) {
+  ASSERT_TRUE(disks_->MakeFolder("team/job", true).ok());
+  Open(0, disks_->FreeBytes() / 2 * 3);
+  EXPECT_TRUE(absl::IsResourceExhausted(
+      disks_->BeginUpload("team/job/shard", kUpload, 0, (16 << 20) + 1).status()));
+  EXPECT_EQ(disks_->BeginUpload("team/job/manifest.pb", kUpload, 0, 16 << 20).status(),
+            absl::OkStatus());
 }
 
 TEST_F(DiskSetTest, PathsStayInTheStore) {

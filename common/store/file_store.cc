@@ -197,7 +197,7 @@ absl::StatusOr<std::vector<std::string>> NamesIn(const std::string& folder) {
 }
 
 // Removes the files of a folder, and of folders in it, that were never finished.
-absl::Status RemoveParts(const std::string& folder) {
+absl::Status RemoveParts(const std::string& folder, const FileStore::Unlink& unlink) {
   ASSIGN_OR_RETURN(const std::vector<std::string> names, NamesIn(folder));
   for (const std::string& name : names) {
     const std::string path = JoinPath(folder, name);
@@ -206,9 +206,8 @@ absl::Status RemoveParts(const std::string& folder) {
       continue;  // its writer has just ended
     }
     if (S_ISDIR(status.st_mode)) {
-      RETURN_IF_ERROR(RemoveParts(path));
-    } else if (absl::EndsWith(name, std::string(kPart)) && ::unlink(path.c_str()) != 0 &&
-               errno != ENOENT) {
+      RETURN_IF_ERROR(RemoveParts(path, unlink));
+    } else if (absl::EndsWith(name, std::string(kPart)) && unlink(path) != 0 && errno != ENOENT) {
       return IoError("remove", path);
     }
   }
@@ -218,19 +217,19 @@ absl::Status RemoveParts(const std::string& folder) {
 // A file, a link, or a folder and all in it; what another removes meanwhile is fine below `path`.
 // A folder may get a file after it was listed, from a writer that began before: it is looked at
 // again then.
-absl::Status RemoveTree(const std::string& path) {
+absl::Status RemoveTree(const std::string& path, const FileStore::Unlink& unlink) {
   constexpr int kLooks = 16;
   struct stat status = {};
   if (::lstat(path.c_str(), &status) != 0) {
     return IoError("remove", path);
   }
   if (!S_ISDIR(status.st_mode)) {
-    return ::unlink(path.c_str()) == 0 ? absl::OkStatus() : IoError("remove", path);
+    return unlink(path) == 0 ? absl::OkStatus() : IoError("remove", path);
   }
   for (int look = 1;; ++look) {
     ASSIGN_OR_RETURN(const std::vector<std::string> names, NamesIn(path));
     for (const std::string& name : names) {
-      const absl::Status removed = RemoveTree(JoinPath(path, name));
+      const absl::Status removed = RemoveTree(JoinPath(path, name), unlink);
       RETURN_IF_ERROR(absl::IsNotFound(removed) ? absl::OkStatus() : removed);
     }
     if (::rmdir(path.c_str()) == 0) {
@@ -244,7 +243,10 @@ absl::Status RemoveTree(const std::string& path) {
 
 }  // namespace
 
-FileStore::FileStore(std::string root) : root_(std::move(root)) {
+FileStore::FileStore(std::string root, Unlink unlink)
+    : root_(std::move(root)), unlink_(unlink ? std::move(unlink) : [](const std::string& path) {
+        return ::unlink(path.c_str());
+      }) {
   CHECK(!root_.empty() && root_.front() == '/');
   while (root_.size() > 1 && root_.back() == '/') {
     root_.pop_back();
@@ -438,7 +440,7 @@ absl::Status FileStore::PublishIfAbsent(std::string_view from, std::string_view 
   const std::string target = Locate(to);
   struct stat status = {};
   if (::stat(source.c_str(), &status) == 0 && S_ISDIR(status.st_mode)) {
-    RETURN_IF_ERROR(RemoveParts(source));
+    RETURN_IF_ERROR(RemoveParts(source, unlink_));
     RETURN_IF_ERROR(SyncPath(source));
   }
   const absl::Status renamed = RenameFile(source, target);
@@ -455,7 +457,7 @@ absl::Status FileStore::PublishIfAbsent(std::string_view from, std::string_view 
 
 absl::Status FileStore::Withdraw(std::string_view path) {
   const std::string full = Locate(path);
-  RETURN_IF_ERROR(RemoveTree(full));
+  RETURN_IF_ERROR(RemoveTree(full, unlink_));
   return path.empty() ? absl::OkStatus() : SyncParent(full);
 }
 

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -13,8 +14,11 @@ namespace ravel::store {
 // Create reserves space with fallocate where the file system can.
 class FileStore : public ObjectStore {
  public:
+  // unlink(2) of a file, for whoever counts what goes: 0, or -1 with errno.
+  using Unlink = std::function<int(const std::string& path)>;
+
   // `root` must be absolute; it is created by MakeRoot, not here.
-  explicit FileStore(std::string root);
+  explicit FileStore(std::string root, Unlink unlink = nullptr);
   // From "file:///absolute/path" or "/absolute/path"; any other scheme is InvalidArgument.
   static absl::StatusOr<std::unique_ptr<FileStore>> FromUrl(std::string_view url);
 
@@ -35,6 +39,7 @@ class FileStore : public ObjectStore {
 
  private:
   std::string root_;
+  Unlink unlink_;  // removes files, and parts of what is published
 };
 
 }  // namespace ravel::store

@@ -103,7 +103,8 @@ absl::StatusOr<std::unique_ptr<DiskSet>> DiskSet::Open(const DiskOptions& option
       return absl::FailedPreconditionError(
           absl::StrCat("--data ", folder, ": expected the absolute path of a folder"));
     }
-    disks->disks_.push_back(std::make_unique<FileStore>(folder));
+    disks->disks_.push_back(std::make_unique<FileStore>(
+        folder, [book = &disks->book_](const std::string& path) { return book->Unlink(path); }));
     used += TreeBytes(folder);
   }
   if (disks->disks_.empty()) {
@@ -298,13 +299,10 @@ absl::Status DiskSet::Withdraw(std::string_view path) {
       absl::StrCat("withdraw ", std::string(path), ": No such file or directory"));
   bool found = false;
   for (const auto& disk : disks_) {
-    const std::string full = disk->Locate(path);
-    const int64_t before = TreeBytes(full);
     const absl::Status removed = disk->Withdraw(path);
     if (absl::IsNotFound(removed)) {
       continue;
     }
-    book_.Add(TreeBytes(full) - before, 0);
     RETURN_IF_ERROR(removed);
     found = true;
   }
@@ -325,12 +323,11 @@ int64_t DiskSet::RemoveOldParts(int64_t now_ms, int64_t age_ms) {
           static_cast<int64_t>(status.st_mtim.tv_sec) * 1000 > now_ms - age_ms) {
         continue;
       }
-      if (::unlink(path.c_str()) == 0) {
+      if (book_.Unlink(path) == 0) {
         removed += status.st_size;
       }
     }
   }
-  book_.Add(-removed, 0);
   return removed;
 }
 

@@ -93,6 +93,9 @@ Upload::~Upload() {
     if (written_ > 0 && pending_ == 0 && !spent_) {
       book_->Remember(part_, written_, crc_);
     }
+    if (counted_) {
+      book_->EndWriting(fd_);
+    }
     ::close(fd_);
   }
   if (direct_fd_ >= 0) {
@@ -101,10 +104,26 @@ Upload::~Upload() {
   book_->Add(0, -reserved_);
 }
 
+absl::Status Upload::OpenFile() {
+  constexpr int kTries = 3;
+  for (int i = 0; i < kTries && !counted_; ++i) {
+    if (fd_ >= 0) {
+      ::close(fd_);  // the part was removed after it was opened
+    }
+    fd_ = ::open(part_.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0640);
+    if (fd_ < 0) {
+      return Error("create", part_);
+    }
+    counted_ = book_->BeginWriting(fd_);
+  }
+  return counted_ ? absl::OkStatus()
+                  : absl::UnavailableError(absl::StrCat(part_, ": is removed again and again"));
+}
+
 absl::Status Upload::OpenPart(int64_t offset, int64_t expected_bytes) {
-  fd_ = ::open(part_.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0640);
+  RETURN_IF_ERROR(OpenFile());
   struct stat status = {};
-  if (fd_ < 0 || ::fstat(fd_, &status) != 0) {
+  if (::fstat(fd_, &status) != 0) {
     return Error("create", part_);
   }
   if (offset > status.st_size) {
@@ -286,8 +305,7 @@ absl::Status Upload::Finish(int64_t size, uint32_t crc32c) {
   RETURN_IF_ERROR(Flush());
   spent_ = true;
   if (size != written_ || crc32c != crc_) {
-    ::unlink(part_.c_str());
-    book_->Add(-written_, 0);
+    book_->Unlink(part_);
     return absl::DataLossError(absl::StrCat(
         path_, ": ", written_, " bytes arrived, ", size, " were sent, or their checksum differs"));
   }
@@ -299,8 +317,7 @@ absl::Status Upload::Finish(int64_t size, uint32_t crc32c) {
   FileStore store{std::string(folder)};
   const absl::Status named = store.PublishIfAbsent(SplitLast(part_).second, name);
   if (absl::IsAlreadyExists(named)) {
-    ::unlink(part_.c_str());
-    book_->Add(-written_, 0);
+    book_->Unlink(part_);
   }
   return named;
 }

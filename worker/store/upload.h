@@ -68,6 +68,7 @@ class Upload {
  private:
   Upload(UploadBook* book, std::string part, std::string path)
       : book_(book), part_(std::move(part)), path_(std::move(path)) {}
+  absl::Status OpenFile();
   absl::Status OpenPart(int64_t offset, int64_t expected_bytes);
   absl::Status ReadChecksum(int64_t offset);
 
@@ -86,8 +87,9 @@ class Upload {
   const std::string part_;
   const std::string path_;
   int fd_ = -1;
-  int direct_fd_ = -1;  // of the same part, past the page cache; -1: the file system has none.
-                        // Between Start and Settle the thread's
+  bool counted_ = false;  // the book knows that fd_ is written
+  int direct_fd_ = -1;    // of the same part, past the page cache; -1: the file system has none.
+                          // Between Start and Settle the thread's
   std::array<Buffer, 2> buffers_;
   size_t filling_ = 0;     // the buffer that blocks go to
   int64_t pending_ = 0;    // bytes in it

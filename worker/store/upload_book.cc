@@ -1,8 +1,12 @@
 #include "worker/store/upload_book.h"
 
+#include <cerrno>
 #include <limits>
 
 #include <absl/strings/str_cat.h>
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 namespace ravel::store_server {
 namespace {
@@ -40,6 +44,47 @@ int64_t UploadBook::used_bytes() const {
 int64_t UploadBook::LeftBytes() const {
   const MutexLock lock(mutex_);
   return quota_bytes_ > 0 ? quota_bytes_ - used_ - reserved_ : std::numeric_limits<int64_t>::max();
+}
+
+bool UploadBook::BeginWriting(int fd) {
+  const MutexLock lock(mutex_);
+  struct stat status = {};
+  if (::fstat(fd, &status) != 0 || status.st_nlink == 0) {
+    return false;
+  }
+  written_.emplace(status.st_dev, status.st_ino);
+  return true;
+}
+
+void UploadBook::EndWriting(int fd) {
+  const MutexLock lock(mutex_);
+  struct stat status = {};
+  if (::fstat(fd, &status) == 0 && written_.erase({status.st_dev, status.st_ino}) > 0 &&
+      status.st_nlink == 0) {
+    used_ -= status.st_size;
+  }
+}
+
+int UploadBook::Unlink(const std::string& path) {
+  // Held, so that the file system frees its blocks after the lock: others wait for it.
+  const int held = ::open(path.c_str(), O_PATH | O_NOFOLLOW | O_CLOEXEC);
+  int result = -1;
+  int error = 0;
+  {
+    const MutexLock lock(mutex_);
+    struct stat status = {};
+    const bool is_file = ::lstat(path.c_str(), &status) == 0 && S_ISREG(status.st_mode);
+    result = ::unlink(path.c_str());
+    error = errno;
+    if (result == 0 && is_file && !written_.contains({status.st_dev, status.st_ino})) {
+      used_ -= status.st_size;
+    }
+  }
+  if (held >= 0) {
+    ::close(held);
+  }
+  errno = error;
+  return result;
 }
 
 void UploadBook::Remember(const std::string& part, int64_t size, uint32_t crc32c) {

@@ -1,13 +1,17 @@
 #pragma once
 
-// The uploads of a store share the account of its quota and the checksums of parts.
+// The uploads of a store share the account of its quota and the checksums of parts. What is used is
+// the size of every file there, so each removal goes through the account.
 
 #include <cstdint>
 #include <map>
 #include <optional>
+#include <set>
 #include <string>
+#include <utility>
 
 #include <absl/base/thread_annotations.h>
+#include <sys/types.h>
 
 #include "common/mutex.h"
 #include "common/status.h"
@@ -28,6 +32,15 @@ class UploadBook {
   // Bytes that the quota has left; the most there are without one.
   int64_t LeftBytes() const;
 
+  // An upload writes this file, which it has open, and adds what it writes. False: the file was
+  // removed before.
+  bool BeginWriting(int fd);
+  // It writes no more.
+  void EndWriting(int fd);
+  // Removes a file as unlink(2) does and counts it off. One that is written may still grow: it is
+  // counted off when its upload ends.
+  int Unlink(const std::string& path);
+
   // The checksum of a part between two streams of its upload, so that the second does not read what
   // the first has written. Only a few are kept; Recall forgets.
   void Remember(const std::string& part, int64_t size, uint32_t crc32c);
@@ -39,10 +52,13 @@ class UploadBook {
     uint32_t crc32c = 0;
   };
 
+  using FileId = std::pair<dev_t, ino_t>;
+
   const int64_t quota_bytes_;
   mutable Mutex mutex_;
   int64_t used_ ABSL_GUARDED_BY(mutex_) = 0;
   int64_t reserved_ ABSL_GUARDED_BY(mutex_) = 0;
+  std::set<FileId> written_ ABSL_GUARDED_BY(mutex_);
   std::map<std::string, PartSum> sums_ ABSL_GUARDED_BY(mutex_);  // by the path of the part
 };
 

@@ -7,6 +7,7 @@
 #include <limits>
 #include <memory>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include <absl/strings/str_cat.h>
@@ -217,6 +218,53 @@ TEST_F(DiskSetTest, TheQuotaCountsWhatIsThereAndWhatIsPromised) {
   EXPECT_EQ(disks_->RemoveOldParts(std::numeric_limits<int64_t>::max(), 0), 4);
   ASSERT_TRUE(disks_->Withdraw("team/job/f").ok());
   EXPECT_EQ(disks_->used_bytes(), 0);
+}
+
+// The part of a save that failed: whoever removes it counts it off.
+TEST_F(DiskSetTest, PartsThatAPublicationRemovesAreCountedOff) {
+  ASSERT_TRUE(disks_->MakeFolder("team/job/attempt", true).ok());
+  ASSERT_TRUE(Write("team/job/attempt/f", "123456").ok());
+  {
+    const auto upload = disks_->BeginUpload("team/job/attempt/g", kUpload, 0, 0);
+    ASSERT_TRUE((*upload)->Append("1234", Crc("1234")).ok());
+    ASSERT_TRUE((*upload)->Flush().ok());
+  }
+  EXPECT_EQ(disks_->used_bytes(), 10);
+  ASSERT_TRUE(disks_->Publish("team/job/attempt", "team/job/removed").ok());
+  EXPECT_EQ(disks_->used_bytes(), 6);
+  ASSERT_TRUE(disks_->Withdraw("team/job/removed").ok());
+  EXPECT_EQ(disks_->used_bytes(), 0);
+}
+
+// Its stream goes on for a while: all that it writes is counted off, and once.
+TEST_F(DiskSetTest, APartThatGoesWhileItIsWrittenIsCountedOffAtTheEnd) {
+  for (const bool published : {true, false}) {
+    SCOPED_TRACE(published);
+    ASSERT_TRUE(disks_->MakeFolder("team/job/attempt", true).ok());
+    auto upload = *disks_->BeginUpload("team/job/attempt/g", kUpload, 0, 0);
+    ASSERT_TRUE(upload->Append("1234", Crc("1234")).ok());
+    ASSERT_TRUE(upload->Flush().ok());
+    ASSERT_TRUE((published ? disks_->Publish("team/job/attempt", "team/job/removed")
+                           : disks_->Withdraw("team/job/attempt"))
+                    .ok());
+    ASSERT_TRUE(upload->Append("56", Crc("56")).ok());
+    EXPECT_TRUE(absl::IsNotFound(upload->Finish(6, Crc("123456"))));
+    upload.reset();
+    EXPECT_EQ(disks_->used_bytes(), 0);
+  }
+}
+
+TEST_F(DiskSetTest, TwoRemovalsOfAFolderCountEachFileOffOnce) {
+  for (int round = 0; round < 20; ++round) {
+    ASSERT_TRUE(disks_->MakeFolder("team/job/step", true).ok());
+    for (int i = 0; i < 40; ++i) {
+      ASSERT_TRUE(Write(absl::StrCat("team/job/step/f", i), "123456").ok());
+    }
+    std::thread other([&] { disks_->Withdraw("team/job/step").IgnoreError(); });
+    disks_->Withdraw("team/job/step").IgnoreError();
+    other.join();
+    ASSERT_EQ(disks_->used_bytes(), 0) << round;
+  }
 }
 
 TEST_F(DiskSetTest, AFullStoreTakesTheMarkOfARemoval) {

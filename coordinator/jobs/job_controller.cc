@@ -109,6 +109,9 @@ absl::Status JobController::Start() {
 void JobController::LoadJob(JobRecord record, const GoodputRow& ledger) {
   const std::string uid = record.uid;
   Entry& entry = AddEntry(std::move(record));
+  if (IsTerminal(entry.record.state)) {
+    entry.release.Want(parts_.clock->MonotonicMs());
+  }
   if (!ledger.job_uid.empty()) {
     LoadGoodput(entry, ledger);
   }
@@ -333,8 +336,9 @@ void JobController::Act(Entry& entry, JobActionKind action) {
                        entry.record.reason,
                        entry.record.committed_step,
                        "");
-      if (entry.run.AllExited()) {
-        ReleaseCheckpoints(entry);  // nothing half done stays behind
+      entry.release.Want(parts_.clock->MonotonicMs());
+      if (entry.run.AllExited() && entry.run.committing == 0 && entry.preparing == 0) {
+        ReleaseCheckpoints(entry, StoreWork::kRestore);  // nothing half done stays behind
       }
       WriteFiles([metrics = parts_.metrics, logs = parts_.logs, uid = entry.record.uid] {
         metrics->Close(uid);

@@ -215,6 +215,7 @@ class JobController {
     int64_t delete_after_ms = 0;  // wall time: not before, after a failed try
     int64_t swept_ms = 0;         // wall time
     RetentionTurn retention;
+    ReleaseTurn release;
     std::optional<EpochRecord> launched;  // the newest epoch that was launched
     int64_t epoch_floor = 0;              // highest epoch of the job that a node has heard of
     int preparing = 0;    // looks at its steps on the pool; the next launch waits for them
@@ -543,7 +544,10 @@ class JobController {
   void NoteSettled(Entry& entry, const SettledSave& settled);
   void NoteRollback(Entry& entry, int64_t step);
   static absl::Status CheckRollback(const JobRecord& job, int64_t step);
-  void ReleaseCheckpoints(Entry& entry);
+  // A job that is over and quiet lets go of its pins and attempts, if that is due.
+  void TryRelease(Entry& entry);
+  void ReleaseCheckpoints(Entry& entry, StoreWork work);
+  void NoteReleased(Entry& entry, const absl::StatusOr<std::optional<SettledSave>>& settled);
   void LookAtFolder(const Entry& entry);
   void OnCondemned(const std::string& uid,
                    int64_t step,
@@ -566,17 +570,13 @@ class JobController {
   std::map<std::string, std::vector<SaveRecord>> saves_;     // by uid
   StaleTrainers stale_;
   Zombies zombies_;
-  struct SentLaunch {
-    std::string job_uid;
-    int64_t epoch = 0;
-    std::string node_id;
-  };
   std::map<int64_t, SentLaunch> launches_;  // by command id, until answered or its node vanishes
   std::map<std::string, std::set<std::string>> launching_;  // uids by node, until seen there
   std::map<std::string, NodeRow> known_nodes_;  // that were here when this coordinator started
   std::set<std::string> expected_nodes_;        // known before the restart and not back yet
   int64_t return_until_ms_ = 0;                 // monotonic: these are awaited until then
   int64_t registration_until_ms_ = 0;  // monotonic: nothing is placed before that after a restart
+  std::map<std::string, int> releasing_;  // calls of Release that are under way, by store
   Feed feed_;
   std::unique_ptr<StoreWriter> inline_writer_;
   std::map<std::string, std::vector<std::function<void()>>> being_written_;

@@ -15,6 +15,8 @@
 namespace ravel::coordinator {
 namespace {
 
+constexpr int kReleasesPerStore = 4;  // that are tried again, or after a restart
+
 // An event that changes no record.
 JobEventRecord Remark(const JobRecord& job, int64_t step, int64_t now_ms) {
   JobEventRecord event;
@@ -182,26 +184,29 @@ void JobController::NoteRollback(Entry& entry, int64_t step) {
   Do(entry, std::move(done));
 }
 
+void JobController::TryRelease(Entry& entry) {
+  const auto busy = releasing_.find(entry.record.spec.checkpoint.store);
+  const bool room = busy == releasing_.end() || busy->second < kReleasesPerStore;
+  // Not beside a deletion, either: its record could be gone when the answer comes.
+  if (room && entry.release.Due(parts_.clock->MonotonicMs()) && IsQuiet(entry) && !entry.deleting) {
+    ReleaseCheckpoints(entry, StoreWork::kUpkeep);
+  }
+}
+
 // A deletion and the next launch wait for it: it may commit a save that all ranks have sealed.
-void JobController::ReleaseCheckpoints(Entry& entry) {
+void JobController::ReleaseCheckpoints(Entry& entry, StoreWork work) {
   const std::string uid = entry.record.uid;
   const CheckpointJob job = CheckpointsOf(entry.record);
   const RestoreQuery query = QueryOf(entry);
   entry.preparing += 1;
-  StorePool(job.spec, StoreWork::kRestore)->Post([this, uid, job, query] {
+  releasing_[job.spec.checkpoint.store] += 1;
+  StorePool(job.spec, work)->Post([this, uid, job, query] {
     const absl::StatusOr<std::optional<SettledSave>> settled = parts_.keeper->Release(job, query);
-    if (!settled.ok()) {
-      log::Warning(absl::StrCat("job ",
-                                job.spec.name,
-                                ": unfinished saves stay: ",
-                                std::string(settled.status().message())));
-    }
-    parts_.strand->Post([this, uid, settled] {
+    parts_.strand->Post([this, uid, settled, store = job.spec.checkpoint.store] {
+      releasing_[store] -= 1;
       Entry& found = entries_.at(uid);
       found.preparing -= 1;
-      if (settled.ok() && *settled) {
-        NoteSettled(found, **settled);
-      }
+      NoteReleased(found, settled);
       if (Entry* still = FindEntry(uid)) {
         SyncSchedule(*still);  // it may have been tried again, and wait for this only
         TryDelete(*still);
@@ -209,6 +214,27 @@ void JobController::ReleaseCheckpoints(Entry& entry) {
       Schedule();
     });
   });
+}
+
+void JobController::NoteReleased(Entry& entry,
+                                 const absl::StatusOr<std::optional<SettledSave>>& settled) {
+  const int64_t now_ms = parts_.clock->MonotonicMs();
+  // FailedPrecondition: the folder belongs to another job by now.
+  if (settled.ok() || absl::IsFailedPrecondition(settled.status())) {
+    entry.release.EndOk();
+  }
+  if (settled.ok() && *settled) {
+    entry.release.Want(now_ms);  // it tells of the save alone, not of a pin that has stayed
+    NoteSettled(entry, **settled);
+  } else if (!settled.ok()) {
+    const bool again = !absl::IsFailedPrecondition(settled.status());
+    const int64_t wait_s = again ? (entry.release.EndFailed(now_ms) - now_ms) / 1000 : 0;
+    log::Warning(absl::StrCat("job ",
+                              entry.record.name,
+                              ": unfinished saves and pins stay",
+                              again ? absl::StrCat(" for another ", wait_s, " s: ") : ": ",
+                              std::string(settled.status().message())));
+  }
 }
 
 void JobController::LookAtFolder(const Entry& entry) {

@@ -170,6 +170,10 @@ void JobController::TryDelete(Entry& entry) {
   }
   const bool never_ran = entry.record.started_ms == 0;  // then it has no steps
   if (entry.record.delete_wish == DeleteWish::kKeepCheckpoints || never_ran) {
+    if (entry.release.TakeLastTry()) {
+      ReleaseCheckpoints(entry, StoreWork::kRestore);  // and comes back here
+      return;
+    }
     Forget(entry);
     return;
   }
@@ -283,6 +287,7 @@ void JobController::SweepJobs() {
       entry.swept_ms = now_ms;
       SweepRows(entry, now_ms);
     }
+    TryRelease(entry);
     TryDelete(entry);
   }
   if (now_ms - requests_swept_ms_ >= kSweepMs) {

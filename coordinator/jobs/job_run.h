@@ -124,6 +124,13 @@ struct JobRun {
   }
 };
 
+// An order to launch a rank that was sent to its node.
+struct SentLaunch {
+  std::string job_uid;
+  int64_t epoch = 0;
+  std::string node_id;
+};
+
 // Progress that people see beside the record.
 struct JobProgress {
   int64_t step = 0;

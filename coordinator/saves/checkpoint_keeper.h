@@ -148,7 +148,8 @@ class CheckpointKeeper {
   // write in it: then it fails, and is asked again when they have stopped.
   virtual absl::Status RemoveAttempt(const CheckpointJob& job, ckpt::AttemptKey key) = 0;
   // The job is over and nobody writes any more: settles and removes attempts as PrepareRestore,
-  // lets go of its pins.
+  // lets go of its pins. After an error, and after a settled save, it is asked again:
+  // FailedPrecondition alone, of a folder that is another job's, stays.
   virtual absl::StatusOr<std::optional<SettledSave>> Release(const CheckpointJob& job,
                                                              const RestoreQuery& query) = 0;
   virtual absl::Status Mark(const CheckpointJob& job,
@@ -158,7 +159,8 @@ class CheckpointKeeper {
   // `known_saves`: ids of the saves that the job's record has.
   virtual absl::StatusOr<FolderView> Look(const CheckpointJob& job,
                                           const std::set<std::string>& known_saves) = 0;
-  // Deletes the job's checkpoints, but for pinned ones: the job is deleted and nobody writes.
+  // Deletes the job's checkpoints, but for pinned ones, and lets go of its own pins: the job is
+  // deleted and nobody writes.
   virtual absl::Status RemoveAll(const CheckpointJob& job) = 0;
 };
 

@@ -96,22 +96,17 @@ absl::StatusOr<RestorePoint> BeginHistory(store::ObjectStore& files, const Check
   return start;
 }
 
-void UnpinStart(const CheckpointJob& job) {
+absl::Status UnpinStart(const CheckpointJob& job) {
   const absl::StatusOr<std::optional<store::StorePlace>> start = StartElsewhere(job.spec);
   const std::optional<int64_t> step =
       start.ok() && *start ? ckpt::ParseStepName((*start)->name) : std::optional<int64_t>();
-  if (!step) {
-    return;
-  }
-  const absl::Status status = UnpinStep(*(*start)->parent, *step, JobPinHolder(job.uid));
-  if (!status.ok()) {
-    log::Warning(absl::StrCat("job ",
-                              job.spec.name,
-                              ": its pin on ",
-                              job.spec.checkpoint.resume_from,
-                              " stays: ",
-                              std::string(status.message())));
-  }
+  const absl::Status unpinned =
+      step ? UnpinStep(*(*start)->parent, *step, JobPinHolder(job.uid)) : start.status();
+  return unpinned.ok() ? unpinned
+                       : absl::UnavailableError(absl::StrCat("its pin on ",
+                                                             job.spec.checkpoint.resume_from,
+                                                             " stays: ",
+                                                             std::string(unpinned.message())));
 }
 
 absl::Status CheckNamedStart(const store::ObjectStore& files, const plan::JobSpec& spec) {

@@ -27,7 +27,8 @@ absl::StatusOr<RestorePoint> NamedStart(const store::ObjectStore& files, const p
 // with initial weights. Later steps of other jobs go out of the way.
 absl::StatusOr<RestorePoint> BeginHistory(store::ObjectStore& files, const CheckpointJob& job);
 // Lets go of the start that PinStart of the keeper has pinned elsewhere, if there is one.
-void UnpinStart(const CheckpointJob& job);
+// Unavailable when the pin stays.
+absl::Status UnpinStart(const CheckpointJob& job);
 
 // Before admission: the step is there, and has the numerics of the job, or the job allows others.
 // Errors name the field.

@@ -215,6 +215,26 @@ absl::StatusOr<std::optional<RestorePoint>> ChooseOwn(ObjectStore& files,
                       .fallback_reason = std::move(choice.fallback_reason)};
 }
 
+// What is left of a job that is over, but for its pins.
+absl::StatusOr<std::optional<SettledSave>> SettleAtEnd(const CheckpointJob& job,
+                                                       const RestoreQuery& query,
+                                                       const std::string& root,
+                                                       int64_t now_ms) {
+  ASSIGN_OR_RETURN(const std::unique_ptr<ObjectStore> opened, store::OpenStore(root));
+  ObjectStore& files = *opened;
+  if (!query.has_commit && !query.has_run) {
+    return std::optional<SettledSave>();  // it never wrote
+  }
+  RETURN_IF_ERROR(CheckOurs(files, job));
+  ASSIGN_OR_RETURN(const std::optional<SettledSave> settled,
+                   SettleNewest(files, job, query, now_ms));
+  // Tokens of nodes die with their epoch, also where no other one follows. The epoch that is named
+  // here is that of the next launch, if there is one.
+  RETURN_IF_ERROR(files.Fence("", ckpt::JobTag(job.uid), query.rollback_epoch));
+  RETURN_IF_ERROR(CleanAttemptsOf(files, job.uid, EndOfOwn(query.rollback_epoch + 1)));
+  return settled;
+}
+
 // Then what the job began from may go. A full store asks for retention before that, too.
 bool HasOwnCommit(const ObjectStore& files, const CheckpointJob& job) {
   const absl::StatusOr<StepListing> listing = ListSteps(files);
@@ -459,8 +479,9 @@ absl::StatusOr<std::vector<int64_t>> StoreCheckpointKeeper::Retain(const Checkpo
     last->second = tidy ? clock_->MonotonicMs() : last->second;
   }
   if (tidy) {
-    if (HasOwnCommit(files, job)) {
-      UnpinStart(job);
+    const absl::Status unpinned = HasOwnCommit(files, job) ? UnpinStart(job) : absl::OkStatus();
+    if (!unpinned.ok()) {
+      log::Warning(absl::StrCat("job ", job.spec.name, ": ", std::string(unpinned.message())));
     }
     const auto removed = RemoveOldLeftovers(files, job.uid, clock_->WallMs());
     if (!removed.ok()) {
@@ -480,26 +501,17 @@ absl::Status StoreCheckpointKeeper::RemoveAttempt(const CheckpointJob& job, ckpt
 
 absl::StatusOr<std::optional<SettledSave>> StoreCheckpointKeeper::Release(
     const CheckpointJob& job, const RestoreQuery& query) {
-  UnpinStart(job);
+  const absl::Status unpinned = UnpinStart(job);
   EndRestore(job.uid);
   {
     const MutexLock lock(mutex_);
     tidied_ms_.erase(job.uid);
   }
   claims_.EndWant(job.uid);
-  ASSIGN_OR_RETURN(const std::unique_ptr<ObjectStore> opened, store::OpenStore(Root(job.spec)));
-  ObjectStore& files = *opened;
-  if (!query.has_commit && !query.has_run) {
-    return std::optional<SettledSave>();  // it never wrote
-  }
-  RETURN_IF_ERROR(CheckOurs(files, job));
-  ASSIGN_OR_RETURN(const std::optional<SettledSave> settled,
-                   SettleNewest(files, job, query, clock_->WallMs()));
-  // Tokens of nodes die with their epoch, also where no other one follows. The epoch that is named
-  // here is that of the next launch, if there is one.
-  RETURN_IF_ERROR(files.Fence("", ckpt::JobTag(job.uid), query.rollback_epoch));
-  RETURN_IF_ERROR(CleanAttemptsOf(files, job.uid, EndOfOwn(query.rollback_epoch + 1)));
-  return settled;
+  absl::StatusOr<std::optional<SettledSave>> settled =
+      SettleAtEnd(job, query, Root(job.spec), clock_->WallMs());
+  const bool told = settled.ok() && settled->has_value();  // whoever hears of it asks once more
+  return unpinned.ok() || told ? std::move(settled) : unpinned;
 }
 
 absl::Status StoreCheckpointKeeper::Mark(const CheckpointJob& job,
@@ -554,6 +566,10 @@ absl::Status StoreCheckpointKeeper::RemoveAll(const CheckpointJob& job) {
   ASSIGN_OR_RETURN(const std::unique_ptr<ObjectStore> opened, store::OpenStore(Root(job.spec)));
   ObjectStore& files = *opened;
   RETURN_IF_ERROR(CheckOurs(files, job));
+  const absl::Status unpinned = UnpinStart(job);
+  if (!unpinned.ok()) {  // a store that is away keeps no job from being deleted
+    log::Warning(absl::StrCat("job ", job.spec.name, ": ", std::string(unpinned.message())));
+  }
   RETURN_IF_ERROR(RemoveAllOf(files, job.uid, NowSeconds()));
   return RemoveDeadCopies(files, clock_->WallMs()).status();
 }

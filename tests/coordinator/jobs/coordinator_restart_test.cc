@@ -60,6 +60,74 @@ TEST_F(CoordinatorRestartTest, RunningTrainersAreAdopted) {
   ExpectWholeHistory(world_, "job", 12);
 }
 
+TEST_F(CoordinatorRestartTest, AJobThatIsOverLetsGoOnceTheStoreIsBack) {
+  AddNodes(1);
+  ASSERT_TRUE(world_.Submit(world_.Spec("job", {1}, 4)).ok());
+  world_.keeper.release_failure = absl::UnavailableError("the store is away");
+  const int before = world_.keeper.cleaned;
+  world_.TrainSteps(4);
+  ASSERT_EQ(State("job"), JobState::kSucceeded);
+  EXPECT_EQ(world_.keeper.cleaned, before + 1);
+  world_.Advance(5'100);
+  EXPECT_EQ(world_.keeper.cleaned, before + 2);
+  world_.Advance(9'000);
+  EXPECT_EQ(world_.keeper.cleaned, before + 2) << "later and later";
+  world_.keeper.release_failure = absl::OkStatus();
+  world_.Advance(1'100);
+  EXPECT_EQ(world_.keeper.cleaned, before + 3);
+  world_.Advance(100'000);
+  EXPECT_EQ(world_.keeper.cleaned, before + 3) << "it is done";
+}
+
+// It may have died between the end of the job and that of the release.
+TEST_F(CoordinatorRestartTest, TheNextCoordinatorLetsGoForJobsThatAreOver) {
+  AddNodes(1);
+  ASSERT_TRUE(world_.Submit(world_.Spec("job", {1}, 4)).ok());
+  world_.keeper.release_failure = absl::UnavailableError("the store is away");
+  world_.TrainSteps(4);
+  ASSERT_EQ(State("job"), JobState::kSucceeded);
+  world_.KillCoordinator();
+  world_.keeper.release_failure = absl::OkStatus();
+  const int before = world_.keeper.cleaned;
+  world_.StartCoordinator();
+  world_.Advance(1'000);
+  EXPECT_EQ(world_.keeper.cleaned, before + 1);
+  world_.Advance(100'000);
+  EXPECT_EQ(world_.keeper.cleaned, before + 1);
+}
+
+TEST_F(CoordinatorRestartTest, ADeletedJobTriesToLetGoOnceMore) {
+  AddNodes(1);
+  ASSERT_TRUE(world_.Submit(world_.Spec("job", {1}, 4)).ok());
+  world_.keeper.release_failure = absl::UnavailableError("the store is away");
+  world_.TrainSteps(4);
+  const int before = world_.keeper.cleaned;
+  ASSERT_TRUE(world_.Delete({"default", "job"}, {.request_id = "delete"}).ok());
+  world_.Advance(100);
+  EXPECT_EQ(world_.keeper.cleaned, before + 1);
+  EXPECT_TRUE(world_.controller().List().empty()) << "a store that is away keeps no record";
+}
+
+// Its answer would find no record.
+TEST_F(CoordinatorRestartTest, AJobWhoseRecordGoesLetsGoOfNothingMore) {
+  AddNodes(1);
+  ASSERT_TRUE(world_.Submit(world_.Spec("job", {1}, 4)).ok());
+  world_.keeper.release_failure = absl::UnavailableError("the store is away");
+  world_.TrainSteps(4);
+  world_.writer().held = true;
+  world_.controller().Delete({"default", "job"}, {.request_id = "delete"}, [](const auto&) {});
+  world_.writer().WriteQueued();
+  world_.Settle();
+  ASSERT_EQ(world_.writer().queued(), 1U) << "the rows go";
+  const int before = world_.keeper.cleaned;
+  world_.Advance(20'000);
+  EXPECT_EQ(world_.keeper.cleaned, before);
+  world_.writer().held = false;
+  world_.writer().WriteQueued();
+  world_.Settle();
+  EXPECT_TRUE(world_.controller().List().empty());
+}
+
 TEST_F(CoordinatorRestartTest, WhatWasLostWithTheCoordinatorIsAskedForAgain) {
   AddNodes(2);
   ASSERT_TRUE(world_.Submit(world_.Spec("job", {1, 2}, 40)).ok());

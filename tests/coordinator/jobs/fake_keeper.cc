@@ -95,6 +95,7 @@ absl::StatusOr<std::vector<int64_t>> FakeKeeper::Retain(const CheckpointJob& job
 absl::StatusOr<std::optional<SettledSave>> FakeKeeper::Release(const CheckpointJob& job,
                                                                const RestoreQuery& query) {
   ++cleaned;
+  RETURN_IF_ERROR(release_failure);
   const std::map<int64_t, int64_t> attempts = std::exchange(sealed[job.spec.name], {});
   if (attempts.empty() || attempts.rbegin()->first <= query.committed_step) {
     return std::optional<SettledSave>();

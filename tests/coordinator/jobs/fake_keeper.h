@@ -67,6 +67,7 @@ class FakeKeeper : public CheckpointKeeper {
   absl::Status remove_failure;
   absl::Status restore_failure;  // the store is away, say
   absl::Status retain_failure;
+  absl::Status release_failure;
   std::string numerics_change;  // of every step against every job
   StepVerdict verdict = StepVerdict::kDamaged;
   std::set<std::string> ended_restores;  // by uid

@@ -46,5 +46,26 @@ TEST(RetentionTurnTest, TheSaveThatWantsRoomIsAskedForAfterTheFirstThatSucceeds)
   EXPECT_FALSE(turn.TakeSaveAfter());
 }
 
+TEST(ReleaseTurnTest, ItIsDueUntilItHasBeenDone) {
+  ReleaseTurn turn;
+  EXPECT_FALSE(turn.Due(1000));
+  EXPECT_FALSE(turn.TakeLastTry());
+  int64_t now_ms = 1000;
+  turn.Want(now_ms);
+  for (const int64_t wait_s : {5, 10, 20, 40, 80, 160, 320, 640, 1280, 2560, 3600, 3600}) {
+    EXPECT_TRUE(turn.Due(now_ms));
+    EXPECT_EQ(turn.EndFailed(now_ms), now_ms + wait_s * 1000);
+    now_ms += wait_s * 1000;
+    EXPECT_FALSE(turn.Due(now_ms - 1));
+  }
+  EXPECT_TRUE(turn.TakeLastTry());
+  EXPECT_FALSE(turn.TakeLastTry()) << "once";
+  turn.EndOk();
+  EXPECT_FALSE(turn.Due(now_ms));
+  turn.Want(now_ms);
+  turn.EndOk();
+  EXPECT_FALSE(turn.TakeLastTry()) << "it was done";
+}
+
 }  // namespace
 }  // namespace ravel::coordinator

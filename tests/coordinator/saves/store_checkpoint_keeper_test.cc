@@ -345,6 +345,24 @@ TEST_F(StoreCheckpointKeeperTest, AJobThatEndsLetsGoOfWhatItBeganFrom) {
   EXPECT_FALSE(ListSteps(files_)->steps.front().pinned);
 }
 
+TEST_F(StoreCheckpointKeeperTest, APinThatStaysIsToldAndGoesWithTheCheckpoints) {
+  ASSERT_TRUE(Launch(ours_).ok());
+  SaveStep(10);
+  CheckpointJob next = Another("cluster-a", "new");
+  next.spec.name = "next";
+  next.spec.checkpoint.resume_from = files_.Locate("step-0000000010");
+  ASSERT_TRUE(Launch(next).ok());
+  EXPECT_TRUE(ListSteps(files_)->steps.front().pinned);
+  const std::string away = scratch_.path() + "/away";
+  std::filesystem::rename(files_.Locate("pins"), away);
+  testing::WriteText(files_.Locate("pins"), "no folder");
+  EXPECT_TRUE(absl::IsUnavailable(keeper_.Release(next, {.has_run = true}).status()));
+  std::filesystem::remove(files_.Locate("pins"));
+  std::filesystem::rename(away, files_.Locate("pins"));
+  ASSERT_TRUE(keeper_.RemoveAll(next).ok());
+  EXPECT_FALSE(ListSteps(files_)->steps.front().pinned);
+}
+
 TEST_F(StoreCheckpointKeeperTest, TheStepThatALaunchReadsIsNotDeletedUnderIt) {
   ASSERT_TRUE(Launch(ours_).ok());
   SaveStep(10);

@@ -1,9 +1,11 @@
 #include "tests/testing/training_cases.h"
 
 #include <bit>
+#include <cstdlib>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <system_error>
 
 #include <absl/strings/str_cat.h>
 #include <gtest/gtest.h>
@@ -288,6 +290,22 @@ std::vector<std::string> CutCaseNames() {
     }
   }
   return names;
+}
+
+std::string OwnFolder(const std::string& name) {
+  struct Root {
+    Root() { CHECK(mkdtemp(path.data()) != nullptr); }
+    ~Root() {
+      std::error_code error;
+      if (getpid() == owner) {  // not at the end of a child that was forked from it
+        std::filesystem::remove_all(path, error);
+      }
+    }
+    std::string path = ::testing::TempDir() + "ravel-XXXXXX";
+    const pid_t owner = getpid();
+  };
+  static const Root root;
+  return root.path + "/" + name;
 }
 
 plan::JobSpec CaseJob(const std::string& name, const std::string& folder) {

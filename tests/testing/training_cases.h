@@ -24,6 +24,9 @@ std::vector<std::string> CaseNames();
 // Names of models that a tensor axis of 4 divides: cut_llama, cut_qwen2, cut_qwen3 and cut_gpt2,
 // each _tied and _untied.
 std::vector<std::string> CutCaseNames();
+// A folder of this process alone, by its name; gone when the process ends. ctest runs parts of one
+// test program beside each other, whose cases have the same names.
+std::string OwnFolder(const std::string& name);
 // The job of a case, its token file written below `folder`. V = 8 lanes of one sequence.
 plan::JobSpec CaseJob(const std::string& name, const std::string& folder);
 

@@ -198,8 +198,7 @@ std::vector<std::string> UnusedBuffers(const plan::ShardingPlan& plan, const Are
 class ArenaUse : public ::testing::TestWithParam<StrategyCase> {};
 
 RecordArgs ArenaArgs(const StrategyCase& tested, const char* model) {
-  return ArgsOf(tested,
-                JobOf(tested, model, absl::StrCat(::testing::TempDir(), "/ravel_arena_use")));
+  return ArgsOf(tested, JobOf(tested, model, OwnFolder("ravel_arena_use")));
 }
 
 // Bytes on a rank between steps, for each parameter of its shards.
@@ -347,8 +346,7 @@ INSTANTIATE_TEST_SUITE_P(Strategies,
 // A plan in which one buffer is larger than what the engine makes of it is told.
 TEST(MemoryLedger, ABufferThatGrowsIsSeen) {
   const StrategyCase tested = {.strategy = "ZeRO3", .width = 2};
-  const RecordArgs args = ArgsOf(
-      tested, JobOf(tested, "odd_tied", absl::StrCat(::testing::TempDir(), "/ravel_arena_grown")));
+  const RecordArgs args = ArgsOf(tested, JobOf(tested, "odd_tied", OwnFolder("ravel_arena_grown")));
   LocalRun run = {.spec = args.spec, .ranks = 2, .adjust = args.adjust};
   run.body = [&](RankEngine& engine, int rank) -> absl::Status {
     RETURN_IF_ERROR(engine.InitializeWeights());

@@ -50,8 +50,7 @@ constexpr int64_t kHostSteps = 3;
 RecordArgs HostSteps(const StrategyCase& tested,
                      const HostForm& form = {},
                      const std::string& model = "odd_tied") {
-  RecordArgs args =
-      ArgsOf(tested, JobOf(tested, model, absl::StrCat(::testing::TempDir(), "/ravel_host_bf16")));
+  RecordArgs args = ArgsOf(tested, JobOf(tested, model, OwnFolder("ravel_host_bf16")));
   UseHostForm(form, args.spec);
   args.last_step = kHostSteps;
   args.evaluate_every_step = true;
@@ -180,9 +179,8 @@ TEST(HostBf16, AStateGoesOnAtAnotherWidthStrategyAndFormWithTheSameBits) {
 // elsewhere.
 TEST(HostBf16, EveryStepOfEveryModelIsNearPyTorchs) {
   for (const std::string& model : CaseNames()) {
-    RecordArgs args = {
-        .spec = CaseJob(model, absl::StrCat(::testing::TempDir(), "/ravel_host_bf16_curves")),
-        .last_step = kGoldenSteps};
+    RecordArgs args = {.spec = CaseJob(model, OwnFolder("ravel_host_bf16_curves")),
+                       .last_step = kGoldenSteps};
     args.spec.compute = plan::ComputeType::kBF16;
     const Recording one = Record(args);
     const CurveDistance worst = DistanceToGolden(GoldenCurve(model + "_bf16"), one);
@@ -241,7 +239,7 @@ struct SavedRun {
 
 class HostBf16Saves : public ::testing::Test {
  protected:
-  HostBf16Saves() : folder_(absl::StrCat(::testing::TempDir(), "/ravel_host_bf16_saves")) {
+  HostBf16Saves() : folder_(OwnFolder("ravel_host_bf16_saves")) {
     std::filesystem::remove_all(folder_);
   }
   ~HostBf16Saves() override { std::filesystem::remove_all(folder_); }

@@ -127,7 +127,7 @@ std::vector<float> LossesOf(const EpochOutcome& outcome) {
 TEST(DeviceTrainer, TrainersOverNcclGoOnAtAnotherWidth) {
   setenv(kLibrary, RAVEL_EMULATED_CUDA_LIBRARY, 1);
   setenv("RAVEL_NCCL_LIBRARY", RAVEL_EMULATED_NCCL_LIBRARY, 1);
-  const std::string folder = ::testing::TempDir() + "/ravel_device_nccl";
+  const std::string folder = OwnFolder("ravel_device_nccl");
   std::filesystem::remove_all(folder);
   EpochArgs args;
   args.spec = CaseJob("odd_tied", folder);
@@ -165,7 +165,7 @@ TEST(DeviceTrainer, TrainersOverNcclGoOnAtAnotherWidth) {
 TEST(DeviceTrainer, Bf16MomentsGoOnAtAnotherWidthUnderAnotherStrategy) {
   setenv(kLibrary, RAVEL_EMULATED_CUDA_LIBRARY, 1);
   setenv("RAVEL_NCCL_LIBRARY", RAVEL_EMULATED_NCCL_LIBRARY, 1);
-  const std::string folder = ::testing::TempDir() + "/ravel_device_bf16_moments";
+  const std::string folder = OwnFolder("ravel_device_bf16_moments");
   std::filesystem::remove_all(folder);
   int64_t epoch = 0;
   const auto run = [&](const StrategyCase& tested, plan::MainWeightForm form, std::string from) {

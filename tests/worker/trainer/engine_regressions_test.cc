@@ -27,7 +27,7 @@ namespace {
 constexpr char kRegressionModel[] = "odd_tied";
 
 std::string RegressionFolder() {
-  return absl::StrCat(::testing::TempDir(), "/ravel_engine_regressions");
+  return OwnFolder("ravel_engine_regressions");
 }
 
 RecordArgs ArgsFor(const StrategyCase& tested,

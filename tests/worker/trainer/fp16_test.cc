@@ -42,8 +42,7 @@ void UseFp16(const plan::LossScaleSpec& scale, plan::JobSpec& spec) {
 }
 
 RecordArgs Fp16Run(const StrategyCase& tested, const std::string& model = "odd_tied") {
-  RecordArgs args =
-      ArgsOf(tested, JobOf(tested, model, absl::StrCat(::testing::TempDir(), "/ravel_fp16")));
+  RecordArgs args = ArgsOf(tested, JobOf(tested, model, OwnFolder("ravel_fp16")));
   UseFp16(kRestless, args.spec);
   args.last_step = kFp16Steps;
   args.options.poison = true;
@@ -210,7 +209,7 @@ TEST(HostFp16, AStateGoesOnAtAnotherWidthAndStrategyWithTheSameBits) {
 }
 
 TEST(HostFp16, OffloadedStateGivesTheSameBits) {
-  const std::string disk = absl::StrCat(::testing::TempDir(), "/ravel_fp16_disk");
+  const std::string disk = OwnFolder("ravel_fp16_disk");
   std::filesystem::create_directories(disk);
   const Recording memory = Record(Fp16Run({.width = 2}));
   RecordArgs args = Fp16Run({.width = 2});
@@ -269,9 +268,8 @@ TEST(HostFp16, IsNearerToFp32ThanBf16Is) {
 TEST(HostFp16, EveryStepIsNearPyTorchs) {
   for (const std::string model :
        {"odd_tied", "qwen3_untied", "gpt2_tied", "bundled_rope_scaling"}) {
-    RecordArgs args = {
-        .spec = CaseJob(model, absl::StrCat(::testing::TempDir(), "/ravel_fp16_curves")),
-        .last_step = kGoldenSteps};
+    RecordArgs args = {.spec = CaseJob(model, OwnFolder("ravel_fp16_curves")),
+                       .last_step = kGoldenSteps};
     UseFp16(kQuiet, args.spec);
     const Recording run = Record(args);
     const CurveDistance worst = DistanceToGolden(GoldenCurve(model + "_fp16"), run);
@@ -288,9 +286,7 @@ TEST(HostFp16, EveryStepIsNearPyTorchs) {
 
 class HostFp16Jobs : public ::testing::Test {
  protected:
-  HostFp16Jobs() : folder_(absl::StrCat(::testing::TempDir(), "/ravel_fp16_jobs")) {
-    std::filesystem::remove_all(folder_);
-  }
+  HostFp16Jobs() : folder_(OwnFolder("ravel_fp16_jobs")) { std::filesystem::remove_all(folder_); }
   ~HostFp16Jobs() override { std::filesystem::remove_all(folder_); }
 
   EpochArgs Epoch(int ranks, const plan::LossScaleSpec& scale, int64_t steps) {

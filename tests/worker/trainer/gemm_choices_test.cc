@@ -50,7 +50,7 @@ std::unique_ptr<kernels::CudaGpu> NewGpu(int index = 0) {
 }
 
 std::string EmptyFolder(const std::string& name) {
-  std::string folder = absl::StrCat(::testing::TempDir(), "/ravel_gemm_choices_", name);
+  std::string folder = OwnFolder(absl::StrCat("ravel_gemm_choices_", name));
   std::filesystem::remove_all(folder);
   return folder;
 }

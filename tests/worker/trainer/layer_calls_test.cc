@@ -27,7 +27,7 @@ using ::testing::Not;
 
 class LayerCalls : public ::testing::TestWithParam<const char*> {
  protected:
-  LayerCalls() : folder_(absl::StrCat(::testing::TempDir(), "/ravel_layer_calls_", GetParam())) {
+  LayerCalls() : folder_(OwnFolder(absl::StrCat("ravel_layer_calls_", GetParam()))) {
     std::filesystem::remove_all(folder_);
   }
   ~LayerCalls() override { std::filesystem::remove_all(folder_); }
@@ -106,7 +106,7 @@ TEST_P(LayerCalls, AResumedRunOnAnotherNumberOfRanksHasTheSameLosses) {
 // A checkpoint says that layers run twice, and a generator believes it: with one call of each it
 // would see another model.
 TEST(SharedLayers, TheGeneratorContinuesWhatWasLearnt) {
-  const std::string folder = ::testing::TempDir() + "/ravel_shared_generator";
+  const std::string folder = OwnFolder("ravel_shared_generator");
   std::filesystem::remove_all(folder);
   EpochArgs args;
   args.spec = CaseJob("shared_layers", folder);
@@ -139,7 +139,7 @@ TEST(SharedLayers, TheGeneratorContinuesWhatWasLearnt) {
 // layers that computed nothing.
 TEST(LayerDrop, ASkippedStepIsReplayedWithTheSameLayers) {
   const StrategyCase tested = {.strategy = "ZeRO3", .width = 2};
-  RecordArgs args = ArgsOf(tested, JobOf(tested, "layer_drop", ::testing::TempDir()));
+  RecordArgs args = ArgsOf(tested, JobOf(tested, "layer_drop", OwnFolder("ravel_layer_drop")));
   args.spec.localise = true;
   const auto body = [&](RankEngine& engine, int) -> absl::Status {
     RETURN_IF_ERROR(engine.InitializeWeights());

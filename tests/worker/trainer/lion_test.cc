@@ -37,7 +37,7 @@ class Lion : public ::testing::TestWithParam<const char*> {
   }
   EpochArgs Epoch(int ranks) { return runs_.Whole(Job(), ranks); }
 
-  const std::string folder_ = absl::StrCat(::testing::TempDir(), "/ravel_lion_", GetParam());
+  const std::string folder_ = OwnFolder(absl::StrCat("ravel_lion_", GetParam()));
   ResumeRuns runs_{folder_};
 };
 INSTANTIATE_TEST_SUITE_P(States,

@@ -3,7 +3,6 @@
 
 #include <cstdio>
 
-#include <absl/strings/str_cat.h>
 #include <gtest/gtest.h>
 
 #include "tests/testing/golden_curves.h"
@@ -13,7 +12,7 @@ namespace ravel::trainer {
 namespace {
 
 std::string CurveFolder() {
-  return absl::StrCat(::testing::TempDir(), "/ravel_loss_parity");
+  return OwnFolder("ravel_loss_parity");
 }
 
 class LossParity : public ::testing::TestWithParam<std::string> {};

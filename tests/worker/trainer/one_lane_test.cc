@@ -39,7 +39,7 @@ struct OneLaneCase {
 
 // One lane in each replica, an evaluation after each step; fresh staging memory holds NaN.
 RecordArgs OneLaneArgs(const OneLaneCase& tested) {
-  const std::string folder = absl::StrCat(::testing::TempDir(), "/ravel_one_lane");
+  const std::string folder = OwnFolder("ravel_one_lane");
   RecordArgs args = ArgsOf(tested.strategy, JobOf(tested.strategy, tested.model, folder));
   args.spec.virtual_ranks = args.spec.replicas;
   args.spec.global_batch = args.spec.replicas * tested.strategy.micro_batches;
@@ -121,8 +121,7 @@ TEST(OneRankRuns, UpdatesFromTheSumHaveTheBitsOfAGatheredGradient) {
     for (const plan::WireType wire : {plan::WireType::kF32, plan::WireType::kBF16}) {
       const auto run = [&](int64_t width) {
         const StrategyCase tested = {.strategy = "ZeRO0", .width = width, .micro_batches = 3};
-        RecordArgs args = ArgsOf(
-            tested, JobOf(tested, model, absl::StrCat(::testing::TempDir(), "/ravel_one_rank")));
+        RecordArgs args = ArgsOf(tested, JobOf(tested, model, OwnFolder("ravel_one_rank")));
         args.spec.gradient_wire = wire;
         args.last_step = kOneLaneSteps;
         args.options.poison = true;

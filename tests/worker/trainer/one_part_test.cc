@@ -84,8 +84,7 @@ class OnePart : public ::testing::TestWithParam<std::tuple<StrategyCase, const c
 
 TEST_P(OnePart, HasTheBitsOfBefore) {
   const auto& [tested, model] = GetParam();
-  RecordArgs args =
-      ArgsOf(tested, JobOf(tested, model, absl::StrCat(::testing::TempDir(), "/ravel_one_part")));
+  RecordArgs args = ArgsOf(tested, JobOf(tested, model, OwnFolder("ravel_one_part")));
   args.last_step = kOnePartSteps;
   args.evaluate_every_step = true;
   const Recording run = Record(args);

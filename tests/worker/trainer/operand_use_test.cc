@@ -200,8 +200,7 @@ absl::StatusOr<Recording> RecordWatched(const RecordArgs& args, const Without& w
 
 // One step of eight lanes, and an evaluation.
 RecordArgs OneStep(const StrategyCase& tested, const std::string& model, bool shared_memory) {
-  RecordArgs args = ArgsOf(
-      tested, JobOf(tested, model, absl::StrCat(::testing::TempDir(), "/ravel_operand_use")));
+  RecordArgs args = ArgsOf(tested, JobOf(tested, model, OwnFolder("ravel_operand_use")));
   args.shared_memory = shared_memory;
   args.spec.gradient_wire = tested.micro_batches > 1 ? plan::WireType::kBF16 : plan::WireType::kF32;
   args.spec.virtual_ranks = 8;

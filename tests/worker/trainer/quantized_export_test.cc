@@ -148,7 +148,7 @@ class QuantizedExport : public ::testing::TestWithParam<RecipeForm> {
     return runs_.Whole(spec, ranks);
   }
 
-  const std::string folder_ = absl::StrCat(::testing::TempDir(), "/ravel_export_", GetParam().name);
+  const std::string folder_ = OwnFolder(absl::StrCat("ravel_export_", GetParam().name));
   ResumeRuns runs_{folder_};
   std::ostringstream out_;
 };

@@ -43,9 +43,8 @@ using ::testing::HasSubstr;
 class RecipeLimits : public ::testing::Test {
  protected:
   RecipeLimits()
-      : folder_(absl::StrCat(::testing::TempDir(),
-                             "/ravel_limits_",
-                             ::testing::UnitTest::GetInstance()->current_test_info()->name())) {
+      : folder_(OwnFolder(absl::StrCat(
+            "ravel_limits_", ::testing::UnitTest::GetInstance()->current_test_info()->name()))) {
     std::filesystem::remove_all(folder_);
     std::filesystem::create_directories(folder_ + "/disk");
   }

@@ -97,7 +97,7 @@ class RecipeRegressions : public ::testing::Test {
     return codes;
   }
 
-  const std::string folder_ = absl::StrCat(::testing::TempDir(), "/ravel_recipe_regressions");
+  const std::string folder_ = OwnFolder("ravel_recipe_regressions");
 };
 
 // Blocks that two ranks share, ranks without a row, replicas, every way to cut.

@@ -51,7 +51,7 @@ class ReshardRuns : public ::testing::Test {
   }
 
   const RecipeForm form_;
-  const std::string folder_ = absl::StrCat(::testing::TempDir(), "/ravel_reshard_", form_.name);
+  const std::string folder_ = OwnFolder(absl::StrCat("ravel_reshard_", form_.name));
   ResumeRuns runs_{folder_};
 };
 

@@ -45,8 +45,7 @@ class Recipes : public ::testing::TestWithParam<RecipeForm> {
   }
   EpochArgs Epoch(int ranks) { return runs_.Whole(Job(), ranks); }
 
-  const std::string folder_ =
-      absl::StrCat(::testing::TempDir(), "/ravel_recipes_", GetParam().name);
+  const std::string folder_ = OwnFolder(absl::StrCat("ravel_recipes_", GetParam().name));
   ResumeRuns runs_{folder_};
 };
 INSTANTIATE_TEST_SUITE_P(Five, Recipes, ::testing::ValuesIn(kRecipeForms), [](const auto& tested) {
@@ -189,7 +188,7 @@ TEST_P(Recipes, ASkippedStepChangesNothing) {
 TEST(RecipeChanges, AreRefusedUnlessAllowed) {
   // The text of numerics is compared by the trainer's start (tests/e2e/numerics_test.cc); what is
   // loaded then is main weights, so another recipe goes on from them.
-  const std::string folder = absl::StrCat(::testing::TempDir(), "/ravel_recipe_change");
+  const std::string folder = OwnFolder("ravel_recipe_change");
   std::filesystem::remove_all(folder);
   plan::JobSpec first = CaseJob("recipes", folder);
   UseRecipe(Recipe::kCurrent, first);

@@ -18,7 +18,7 @@ constexpr char kModel[] = "bundled_rope_scaling";
 
 class Sgd : public ::testing::TestWithParam<plan::OptimizerKind> {
  protected:
-  Sgd() : folder_(absl::StrCat(::testing::TempDir(), "/ravel_sgd")) {}
+  Sgd() : folder_(OwnFolder("ravel_sgd")) {}
 
   plan::JobSpec Job() const {
     plan::JobSpec spec = CaseJob(kModel, folder_);

@@ -3,7 +3,6 @@
 #include <bit>
 #include <limits>
 
-#include <absl/strings/str_cat.h>
 #include <gtest/gtest.h>
 
 #include "tests/testing/training_cases.h"
@@ -65,9 +64,7 @@ TEST(SkippedStep, ChangesNoStateOnAnyRankAndTrainingGoesOn) {
       return absl::OkStatus();
     };
     const absl::Status status = RunLocalRanks(
-        {.spec = CaseJob("odd_tied", absl::StrCat(::testing::TempDir(), "/ravel_skip")),
-         .ranks = ranks,
-         .body = body});
+        {.spec = CaseJob("odd_tied", OwnFolder("ravel_skip")), .ranks = ranks, .body = body});
     EXPECT_TRUE(status.ok()) << status;
   }
 }

@@ -86,8 +86,8 @@ class StateTypes : public ::testing::TestWithParam<const char*> {
   }
   EpochArgs Epoch(int ranks) { return runs_.Whole(Job(), ranks); }
 
-  const std::string folder_ = absl::StrCat(
-      ::testing::TempDir(), "/ravel_state_types_", absl::StrReplaceAll(GetParam(), {{",", "_"}}));
+  const std::string folder_ =
+      OwnFolder(absl::StrCat("ravel_state_types_", absl::StrReplaceAll(GetParam(), {{",", "_"}})));
   ResumeRuns runs_{folder_};
 };
 INSTANTIATE_TEST_SUITE_P(Forms,

@@ -26,7 +26,7 @@ constexpr char kMatrixModel[] = "odd_tied";
 constexpr char kCutModel[] = "bundled_rope_scaling";
 
 std::string MatrixFolder() {
-  return absl::StrCat(::testing::TempDir(), "/ravel_strategy_matrix");
+  return OwnFolder("ravel_strategy_matrix");
 }
 
 // One rank, ZeRO-3, nothing recomputed, everything in memory at once.

@@ -19,9 +19,9 @@ namespace {
 class StrategyFiles : public ::testing::Test {
  protected:
   StrategyFiles()
-      : folder_(absl::StrCat(::testing::TempDir(),
-                             "/ravel_strategy_files_",
-                             ::testing::UnitTest::GetInstance()->current_test_info()->name())) {
+      : folder_(OwnFolder(
+            absl::StrCat("ravel_strategy_files_",
+                         ::testing::UnitTest::GetInstance()->current_test_info()->name()))) {
     std::filesystem::remove_all(folder_);
   }
   ~StrategyFiles() override { std::filesystem::remove_all(folder_); }

@@ -20,7 +20,7 @@ constexpr uint64_t kSchedules = 200;
 constexpr uint64_t kMutantSchedules = 100;  // until the fault shows
 
 std::string StreamFolder() {
-  return absl::StrCat(::testing::TempDir(), "/ravel_stream_order");
+  return OwnFolder("ravel_stream_order");
 }
 
 RecordArgs QueuedArgs(const StrategyCase& tested,

@@ -42,7 +42,7 @@ class TensorHops : public ::testing::TestWithParam<const char*> {
   }
   static std::string Root() {
     const char* kept = std::getenv("RAVEL_INTEROP_STORE");
-    return kept == nullptr ? ::testing::TempDir() : std::string(kept);
+    return kept == nullptr ? OwnFolder("ravel_interop") : std::string(kept);
   }
 
   EpochArgs Run(const StrategyCase& tested, int64_t first, int64_t end) {

@@ -34,8 +34,7 @@ int64_t Steps() {
 // Four query heads; Llama and Qwen have two key heads.
 plan::JobSpec PartsJob(const StrategyCase& tested, const std::string& model, int64_t parts) {
   const std::string base = model == "gpt2" ? "recipes_gpt2" : "bundled_rope_scaling";
-  plan::JobSpec spec =
-      JobOf(tested, base, absl::StrCat(::testing::TempDir(), "/ravel_tensor_parts"));
+  plan::JobSpec spec = JobOf(tested, base, OwnFolder("ravel_tensor_parts"));
   if (model == "qwen2") {
     spec.model->architecture = plan::ArchitectureKind::kQwen2;
     spec.model->rope_scaling_factor = 1.0;
@@ -176,8 +175,7 @@ class TensorLossParity : public ::testing::TestWithParam<std::string> {};
 
 TEST_P(TensorLossParity, EveryStepEqualsPyTorchToOneInTenThousand) {
   const std::vector<GoldenStep> golden = GoldenCurve(GetParam());
-  const plan::JobSpec job =
-      CaseJob(GetParam(), absl::StrCat(::testing::TempDir(), "/ravel_tensor_curves"));
+  const plan::JobSpec job = CaseJob(GetParam(), OwnFolder("ravel_tensor_curves"));
   std::optional<Recording> first;
   for (const int64_t tensor : {1, 2, 4}) {
     for (const bool sequence : {false, true}) {
@@ -237,7 +235,7 @@ TEST(TensorParts, RanksHaveTheBitsOfOneInFp16) {
 }
 
 TEST(TensorParts, RanksHaveTheBitsOfOneWithStateInFiles) {
-  const std::string folder = absl::StrCat(::testing::TempDir(), "/ravel_tensor_offload");
+  const std::string folder = OwnFolder("ravel_tensor_offload");
   std::filesystem::create_directories(folder);
   for (const char* model : {"llama", "qwen3"}) {
     ExpectRanksHaveTheBitsOfOne(model, [&](plan::JobSpec& spec) {

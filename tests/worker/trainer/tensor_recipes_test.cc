@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <string>
 
-#include <absl/strings/str_cat.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -27,8 +26,7 @@ constexpr int64_t kRecipeParts = 4;
 // Four query heads over two key heads, which two parts share each; of GPT-2 four.
 plan::JobSpec RecipeJob(const StrategyCase& tested, const std::string& model, plan::Recipe recipe) {
   const std::string base = model == "gpt2" ? "recipes_gpt2" : "recipes";
-  plan::JobSpec spec =
-      JobOf(tested, base, absl::StrCat(::testing::TempDir(), "/ravel_tensor_recipes"));
+  plan::JobSpec spec = JobOf(tested, base, OwnFolder("ravel_tensor_recipes"));
   spec.tensor_parts = kRecipeParts;
   UseRecipe(recipe, spec);
   if (model == "qwen3") {

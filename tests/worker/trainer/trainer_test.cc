@@ -24,9 +24,8 @@ namespace {
 class TrainerLife : public ::testing::Test {
  protected:
   TrainerLife()
-      : folder_(absl::StrCat(::testing::TempDir(),
-                             "/ravel_trainer_",
-                             ::testing::UnitTest::GetInstance()->current_test_info()->name())) {
+      : folder_(OwnFolder(absl::StrCat(
+            "ravel_trainer_", ::testing::UnitTest::GetInstance()->current_test_info()->name()))) {
     std::filesystem::remove_all(folder_);
   }
   ~TrainerLife() override { std::filesystem::remove_all(folder_); }

@@ -123,10 +123,8 @@ class UnitStrategies : public ::testing::Test {
     return reference;
   }
 
-  const std::string folder_ =
-      absl::StrCat(::testing::TempDir(),
-                   "/ravel_unit_strategies_",
-                   ::testing::UnitTest::GetInstance()->current_test_info()->name());
+  const std::string folder_ = OwnFolder(absl::StrCat(
+      "ravel_unit_strategies_", ::testing::UnitTest::GetInstance()->current_test_info()->name()));
   std::map<int64_t, Recording> references_;
 };
 

@@ -37,7 +37,7 @@ std::vector<int64_t> StepsLeftIn(const store::ObjectStore& store) {
 }
 
 // Runs `hook` once, after a folder has moved aside.
-class WatchedStore : public store::MemoryStore {
+class StoreOfRollback : public store::MemoryStore {
  public:
   absl::Status PublishIfAbsent(std::string_view from, std::string_view to) override {
     const absl::Status published = MemoryStore::PublishIfAbsent(from, to);
@@ -51,7 +51,7 @@ class WatchedStore : public store::MemoryStore {
 };
 
 TEST(RollbackTest, ASealedSaveIsNotPublishedBehindIt) {
-  WatchedStore store;
+  StoreOfRollback store;
   const testing::SavedWorld saved = RolledBackWorld();
   for (const int64_t step : {10, 20}) {
     ASSERT_TRUE(testing::Save(store, saved, {.step = step, .epoch = 4, .attempt = 1}).ok());

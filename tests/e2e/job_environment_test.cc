@@ -31,7 +31,8 @@ namespace fs = std::filesystem;
 class JobEnvironmentE2eTest : public ::testing::Test {
  protected:
   void SetUp() override {
-    absl::StatusOr<std::unique_ptr<MiniCluster>> started = MiniCluster::Start();
+    absl::StatusOr<std::unique_ptr<MiniCluster>> started =
+        MiniCluster::Start({}, kPatientDetection);
     ASSERT_TRUE(started.ok()) << started.status();
     cluster_ = *std::move(started);
     fs::create_directories(At("data"));
@@ -64,8 +65,7 @@ class JobEnvironmentE2eTest : public ::testing::Test {
             .workers = 1,
             .steps = 6,
             .save_every_steps = 3,
-            .more_spec = absl::StrCat("  environment: [", environment, "]\n"),
-            .detection = "5s"};
+            .more_spec = absl::StrCat("  environment: [", environment, "]\n")};
   }
   // Files beneath the cluster's folder that hold the text: the coordinator's, the daemons' and the
   // store.

@@ -34,7 +34,8 @@ bool KernelHasLandlock() {
 class PathRootsE2eTest : public ::testing::Test {
  protected:
   void SetUp() override {
-    absl::StatusOr<std::unique_ptr<MiniCluster>> started = MiniCluster::Start();
+    absl::StatusOr<std::unique_ptr<MiniCluster>> started =
+        MiniCluster::Start({}, kPatientDetection);
     ASSERT_TRUE(started.ok()) << started.status();
     cluster_ = *std::move(started);
     for (const char* folder : {"data", "stores/default", "stores/team-b", "outside"}) {
@@ -67,8 +68,7 @@ class PathRootsE2eTest : public ::testing::Test {
             .tokens_path = At("data/tokens.bin"),
             .store = At("stores/default"),
             .workers = 1,
-            .steps = 5,
-            .detection = "5s"};
+            .steps = 5};
   }
   RunResult Submit(const std::string& text) const {
     WriteText(At("job.yaml"), text);

@@ -95,7 +95,8 @@ class TrainerUserTest : public UserTest {
     if (!FindUser()) {
       return;
     }
-    absl::StatusOr<std::unique_ptr<MiniCluster>> started = MiniCluster::Start();
+    absl::StatusOr<std::unique_ptr<MiniCluster>> started =
+        MiniCluster::Start({}, kPatientDetection);
     ASSERT_TRUE(started.ok()) << started.status();
     cluster_ = *std::move(started);
     ASSERT_EQ(chmod(cluster_->folder().c_str(), 0711), 0);
@@ -121,8 +122,7 @@ class TrainerUserTest : public UserTest {
             .store = At("stores"),
             .workers = 2,
             .steps = 8,
-            .save_every_steps = 4,
-            .detection = "5s"};
+            .save_every_steps = 4};
   }
   std::vector<std::string> Flags() const {
     return {"--trainer-user",

@@ -9,6 +9,7 @@
 #include <memory>
 #include <set>
 #include <string>
+#include <system_error>
 #include <vector>
 
 #include <absl/strings/numbers.h>
@@ -161,13 +162,13 @@ TEST_F(CoordinatorOutageTest, ARestoredBackupTakesOverWhatRuns) {
   };
   const std::set<std::string> before = backups();
   // The second that is new was begun after the commit.
-  ASSERT_TRUE(Eventually(seconds(30), [&] {
-    std::set<std::string> now = backups();
-    return now.size() == 2 && !before.contains(*now.begin());
-  }));
-  const std::string backup = *backups().rbegin();
   const std::string kept = cluster_->folder() + "/kept.db";
-  std::filesystem::copy_file(backup, kept);
+  ASSERT_TRUE(Eventually(seconds(60), [&] {
+    const std::set<std::string> now = backups();
+    std::error_code gone;  // of two that are kept the older goes each second
+    return now.size() == 2 && !before.contains(*now.begin()) &&
+           std::filesystem::copy_file(*now.rbegin(), kept, gone);
+  }));
   cluster_->SetCoordinatorFlags({});
   cluster_->LetTrainersGoAt(31);
   for (int restart = 0; restart < 2; ++restart) {  // later terms, which the backup does not know

@@ -291,6 +291,10 @@ TEST_F(IdentitiesTest, RevocationEndsStreamsAndTrainers) {
   EXPECT_THAT(cluster_->Log("n1"), HasSubstr("certificate was revoked"));
   ASSERT_EQ(cluster_->StartWorker("n1"), absl::OkStatus());
   EXPECT_EQ(cluster_->Worker("n1").Wait(seconds(30)), kDoNotRestart);
+  // Refusals are written by a thread of their own: a coordinator that is killed may take some
+  // along, one that is asked for its records has written them all.
+  EXPECT_EQ(cluster_->Audited("user/vera", "Jobs.ListJobs", "UNAUTHENTICATED"), 1);
+  EXPECT_EQ(cluster_->Audited("node/n1", "Fleet.Connect", "UNAUTHENTICATED"), 1);
   ASSERT_EQ(cluster_->RestartCoordinator(), absl::OkStatus());
   EXPECT_EQ(cluster_->Ctl({"list"}, "vera").exit_code, kNotAllowed) << "forgotten by a restart";
   EXPECT_EQ(cluster_->Audited("user/vera", "Jobs.ListJobs", "UNAUTHENTICATED"), 2);

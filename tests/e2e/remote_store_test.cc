@@ -233,11 +233,14 @@ TEST_F(CopyLeftoversTest, ACopyThatIsUnderWayIsLeftAloneByOthers) {
   RunInFolder();
   const std::string url = store_->Url("copies");
   ASSERT_EQ(store_->KillAndStart(), absl::OkStatus());
-  ASSERT_EQ(store_->Start({{"RAVEL_FAULTS", "store.finish@4:stall=8s"}}), absl::OkStatus());
+  const std::string hold = cluster_->folder() + "/held";
+  WriteText(hold + ".4", "");
+  ASSERT_EQ(store_->Start({{"RAVEL_FAULTS", "store.finish@4:hold=" + hold}}), absl::OkStatus());
   StartCopy(PlainStep(30), url);
   const RunResult other = Copy(PlainStep(25), url);
   EXPECT_EQ(other.exit_code, 0) << other.err;
   EXPECT_TRUE(copying_->Running()) << "it ended before the other came";
+  std::filesystem::remove(hold + ".4");
   EXPECT_THAT(other.out, ::testing::Not(HasSubstr("removed")));
   EXPECT_EQ(copying_->Wait(seconds(60)), 0) << ReadText(log_);
   EXPECT_THAT(ReadText(log_), HasSubstr(" copied now"));

@@ -24,16 +24,19 @@
 namespace ravel::testing {
 namespace {
 
-using std::chrono::milliseconds;
 using std::chrono::seconds;
 using SteadyClock = std::chrono::steady_clock;
 
 constexpr int64_t kMiB = 1 << 20;
+// Far more than a save or an exit takes, and half of the time for which the heavy dry runs below
+// would hold them up.
+constexpr seconds kUndisturbed{10};
 
 class ControlIoTest : public ::testing::Test {
  protected:
   void SetUp() override {
-    absl::StatusOr<std::unique_ptr<MiniCluster>> started = MiniCluster::Start();
+    absl::StatusOr<std::unique_ptr<MiniCluster>> started =
+        MiniCluster::Start({}, kPatientDetection);
     ASSERT_TRUE(started.ok()) << started.status();
     cluster_ = std::move(*started);
     WriteTokens(cluster_->folder() + "/tokens.bin", 100000, TinyJob().vocabulary);
@@ -89,6 +92,8 @@ class ControlIoTest : public ::testing::Test {
     return lines;
   }
 
+  // In memory where the machine has room for that: for saves that tell nothing about the disk.
+  const ScratchFolder fast_{std::filesystem::exists("/dev/shm") ? "/dev/shm" : ""};
   std::unique_ptr<MiniCluster> cluster_;
 };
 
@@ -139,7 +144,9 @@ TEST_F(ControlIoTest, ALongHistoryStreamsWholeByRangeAndToReadersThatDoNotRead) 
 
 TEST_F(ControlIoTest, HeavyAndHostileDryRunsLeaveOthersAndTheExitUndisturbed) {
   ASSERT_EQ(cluster_->StartWorkers(1), absl::OkStatus());
-  ASSERT_EQ(cluster_->Submit(Job("well")), absl::OkStatus());
+  TinyJob well = Job("well");
+  well.store = fast_.path() + "/store";
+  ASSERT_EQ(cluster_->Submit(well), absl::OkStatus());
   ASSERT_EQ(cluster_->WaitForStep("well", 5, seconds(60)), absl::OkStatus());
   const double undisturbed_s = SecondsToSave("well");
 
@@ -147,10 +154,10 @@ TEST_F(ControlIoTest, HeavyAndHostileDryRunsLeaveOthersAndTheExitUndisturbed) {
   fifo.tokens_path = cluster_->folder() + "/fifo.bin";
   ASSERT_EQ(mkfifo(fifo.tokens_path.c_str(), 0600), 0);
   TinyJob heavy = Job("heavy");
-  heavy.workers = 2048;
-  heavy.virtual_ranks = 2048;
-  heavy.global_batch = 2048;
-  for (int64_t size = 1; size <= 2048; ++size) {
+  heavy.workers = 4096;
+  heavy.virtual_ranks = 4096;
+  heavy.global_batch = 4096;
+  for (int64_t size = 1; size <= 4096; ++size) {
     heavy.sizes.push_back(size);
   }
   std::vector<std::unique_ptr<ChildProcess>> dry_runs;
@@ -167,7 +174,7 @@ TEST_F(ControlIoTest, HeavyAndHostileDryRunsLeaveOthersAndTheExitUndisturbed) {
       << ReadText(cluster_->folder() + "/dry-0.yaml.out.err");
 
   const double commit_s = SecondsToSave("well");
-  EXPECT_LT(commit_s, 5 + 2 * undisturbed_s);
+  EXPECT_LT(commit_s, std::chrono::duration<double>(kUndisturbed).count());
   const absl::StatusOr<JobView> before = cluster_->Get("well");
   ASSERT_TRUE(before.ok()) << before.status();
   ::kill(cluster_->AllTrainers().at(0), SIGKILL);
@@ -179,11 +186,12 @@ TEST_F(ControlIoTest, HeavyAndHostileDryRunsLeaveOthersAndTheExitUndisturbed) {
   const double recovery_s = std::chrono::duration<double>(SteadyClock::now() - killed).count();
 
   const auto stopping = SteadyClock::now();
-  const milliseconds patience(5000 + static_cast<int64_t>(2000 * undisturbed_s));
-  EXPECT_EQ(cluster_->StopCoordinator(patience), 0);
+  EXPECT_EQ(cluster_->StopCoordinator(kUndisturbed), 0);
   std::printf(
-      "with two FIFOs and three heavy dry runs: commit %.2f s, recovery %.2f s, exit %.2f s\n",
+      "with two FIFOs and three heavy dry runs: commit %.2f s (%.2f s before), recovery %.2f s, "
+      "exit %.2f s\n",
       commit_s,
+      undisturbed_s,
       recovery_s,
       std::chrono::duration<double>(SteadyClock::now() - stopping).count());
 }
@@ -214,7 +222,7 @@ TEST_F(ControlIoTest, AFullStateDiskKeepsJobsTrainingAndCommittingAndSaysSo) {
   // Saves go on, from the room that the ballast leaves.
   const absl::StatusOr<JobView> full = cluster_->Get("job");
   ASSERT_TRUE(full.ok()) << full.status();
-  EXPECT_TRUE(Eventually(seconds(60), [&] {
+  EXPECT_TRUE(Eventually(seconds(120), [&] {
     const absl::StatusOr<JobView> now = cluster_->Get("job");
     return now.ok() && now->committed_step >= full->committed_step + 150 && now->state == "RUNNING";
   })) << cluster_->Report("job");

@@ -1,6 +1,7 @@
 // What a job tells about a slow worker: the stall report of its traces names the rank that the
 // others waited for, and what it was in.
 
+#include <algorithm>
 #include <chrono>
 #include <memory>
 #include <string>
@@ -69,10 +70,14 @@ TEST_P(StallReportTest, NamesTheRankThatOthersWaitedForAndWhatItWasIn) {
   // Both others waited for at least two of the three turns.
   EXPECT_GT(late[0].Find("seconds")->AsDouble(), 1.8) << report.out;
   const json::Array& stalls = document->Find("items")->AsArray();
-  ASSERT_FALSE(stalls.empty());
-  EXPECT_NE(stalls[0].Find("rank")->AsInt(), 1) << report.out;
-  EXPECT_EQ(stalls[0].Find("lateRank")->AsInt(), 1) << report.out;
-  EXPECT_THAT(stalls[0].Find("instruction")->AsString(), HasSubstr("layers.1")) << report.out;
+  // The longest stall for which it is blamed: the machine may have held another rank up for longer.
+  const auto stall = std::find_if(stalls.begin(), stalls.end(), [](const json::Value& each) {
+    const json::Value* const late_rank = each.Find("lateRank");
+    return late_rank != nullptr && late_rank->AsInt() == 1;
+  });
+  ASSERT_NE(stall, stalls.end()) << report.out;
+  EXPECT_NE(stall->Find("rank")->AsInt(), 1) << report.out;
+  EXPECT_THAT(stall->Find("instruction")->AsString(), HasSubstr("layers.1")) << report.out;
 }
 
 int64_t BytesOf(const json::Value& lines, const std::string& what, const char* name) {

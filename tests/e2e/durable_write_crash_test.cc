@@ -70,7 +70,7 @@ bool KilledAt(const std::string& place, int64_t number, std::vector<StepRow>& ex
   if (armed.ok()) {
     (void)cluster.Submit(Job(cluster, "killed"));  // may be cut off, and is then sent once more
   }
-  Eventually(seconds(60), [&] {
+  Eventually(seconds(180), [&] {  // a whole job, where others use the disk
     const absl::StatusOr<JobView> view = cluster.coordinator().Running()
                                              ? cluster.Get("killed")
                                              : absl::UnavailableError("it is dead");

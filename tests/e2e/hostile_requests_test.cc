@@ -25,19 +25,22 @@
 namespace ravel::testing {
 namespace {
 
-using std::chrono::milliseconds;
 using std::chrono::seconds;
 using SteadyClock = std::chrono::steady_clock;
 
-// Between two commits of a job that commits every 0.1 s and more: most of the time, and once on a
-// loaded machine.
-constexpr seconds kUsualPause{1};
-constexpr seconds kLongestPause{2};
+// Between two commits of a job that commits every 0.1 s and more: most of the time, and at most. A
+// coordinator that waits for a hostile request stands still for the 5 s of a look, or for ever.
+constexpr seconds kUsualPause{2};
+constexpr seconds kLongestPause{4};
+// A coordinator that is told to stop gives calls 4 s and then ends without them, by its last resort
+// at 4.5 s; one without that waits for the hostile requests, which do not end.
+constexpr seconds kLongestStop{15};
 
 class HostileRequestsTest : public ::testing::Test {
  protected:
   void SetUp() override {
-    absl::StatusOr<std::unique_ptr<MiniCluster>> started = MiniCluster::Start();
+    absl::StatusOr<std::unique_ptr<MiniCluster>> started =
+        MiniCluster::Start({}, kPatientDetection);
     ASSERT_TRUE(started.ok()) << started.status();
     cluster_ = std::move(*started);
     WriteTokens(Path("tokens.bin"), 20000, TinyJob().vocabulary);
@@ -48,10 +51,11 @@ class HostileRequestsTest : public ::testing::Test {
   TinyJob Job(const std::string& name) const {
     return {.name = name,
             .tokens_path = Path("tokens.bin"),
-            .store = Path("store"),
+            .store = fast_.path() + "/store",
             .workers = 1,
             .steps = 1'000'000,
-            .save_every_steps = 20};
+            .save_every_steps = 20,
+            .keep_last = 3};
   }
 
   int64_t CommittedStep(const std::string& job) const {
@@ -95,13 +99,14 @@ class HostileRequestsTest : public ::testing::Test {
     EXPECT_LE(pauses.back(), kLongestPause);
   }
 
-  void ExpectStopsIn(milliseconds limit) {
-    const SteadyClock::time_point start = SteadyClock::now();
+  void ExpectStops() {
     cluster_->coordinator().Signal(SIGTERM);
-    EXPECT_TRUE(cluster_->coordinator().Wait(seconds(30)).has_value());
-    EXPECT_LE(SteadyClock::now() - start, limit);
+    EXPECT_TRUE(cluster_->coordinator().Wait(kLongestStop).has_value());
   }
 
+  // In memory where the machine has room for that: a save is two dozen fsyncs, and pauses between
+  // commits are to tell how the coordinator fares, not the disk.
+  const ScratchFolder fast_{std::filesystem::exists("/dev/shm") ? "/dev/shm" : ""};
   std::unique_ptr<MiniCluster> cluster_;
   std::vector<std::unique_ptr<ChildProcess>> clients_;
 };
@@ -110,13 +115,13 @@ TEST_F(HostileRequestsTest, APathThatNeverOpensHoldsNobodyUp) {
   ASSERT_EQ(cluster_->StartWorkers(1, {{"RAVEL_FAULTS", "trainer.step@*:stall=5ms"}}),
             absl::OkStatus());
   ASSERT_EQ(cluster_->Submit(Job("good")), absl::OkStatus());
-  ASSERT_TRUE(Eventually(seconds(20), [&] { return CommittedStep("good") >= 20; }));
+  ASSERT_TRUE(Eventually(seconds(60), [&] { return CommittedStep("good") >= 20; }));
   ASSERT_EQ(mkfifo(Path("fifo.bin").c_str(), 0600), 0);
   TinyJob hostile = Job("hostile");
   hostile.tokens_path = Path("fifo.bin");
   WhileDryRuns(ToYaml(hostile), 4, [&] {
     ExpectCommitsGoOn("good");
-    ExpectStopsIn(seconds(5));
+    ExpectStops();
   });
 }
 
@@ -124,7 +129,7 @@ TEST_F(HostileRequestsTest, PlansWithoutEndHoldNobodyUp) {
   ASSERT_EQ(cluster_->StartWorkers(1, {{"RAVEL_FAULTS", "trainer.step@*:stall=5ms"}}),
             absl::OkStatus());
   ASSERT_EQ(cluster_->Submit(Job("good")), absl::OkStatus());
-  ASSERT_TRUE(Eventually(seconds(20), [&] { return CommittedStep("good") >= 20; }));
+  ASSERT_TRUE(Eventually(seconds(60), [&] { return CommittedStep("good") >= 20; }));
   const std::string heavy =
       absl::StrReplaceAll(ToYaml(Job("heavy")),
                           {{"devices: {kind: cpu, count: 1}",
@@ -134,7 +139,7 @@ TEST_F(HostileRequestsTest, PlansWithoutEndHoldNobodyUp) {
   ASSERT_TRUE(absl::StrContains(heavy, "max: 4096"));
   WhileDryRuns(heavy, 4, [&] {
     ExpectCommitsGoOn("good");
-    ExpectStopsIn(seconds(5));
+    ExpectStops();
   });
 }
 
@@ -149,7 +154,7 @@ TEST_F(HostileRequestsTest, AHungStoreHoldsNobodyElseUp) {
     job.store = Path("bad-store");
     ASSERT_EQ(cluster_->Submit(job), absl::OkStatus());
   }
-  ASSERT_TRUE(Eventually(seconds(20), [&] {
+  ASSERT_TRUE(Eventually(seconds(60), [&] {
     return CommittedStep("good") >= 20 && CommittedStep("bad") >= 20 &&
            CommittedStep("worse") >= 20;
   }));
@@ -162,10 +167,11 @@ TEST_F(HostileRequestsTest, AHungStoreHoldsNobodyElseUp) {
     ::kill(trainer, SIGKILL);
   }
   const int64_t before = CommittedStep("good");
-  EXPECT_TRUE(Eventually(seconds(10), [&] { return CommittedStep("good") > before; }))
+  // The store hangs for as long as it is mounted: whatever waits for it never goes on.
+  EXPECT_TRUE(Eventually(seconds(60), [&] { return CommittedStep("good") > before; }))
       << cluster_->Report("good");
   ExpectCommitsGoOn("good");
-  ExpectStopsIn(seconds(5));
+  ExpectStops();
 }
 
 // A mount that does not answer on a node: the job that names it is refused, by the field and the
@@ -176,7 +182,7 @@ TEST_F(HostileRequestsTest, AMountThatHangsIsNamedAndHoldsNobodyUp) {
                 1, {{"RAVEL_FAULTS", "trainer.step@*:stall=5ms,path_look@3:stall=1h"}}),
             absl::OkStatus());
   ASSERT_EQ(cluster_->Submit(Job("good")), absl::OkStatus());
-  ASSERT_TRUE(Eventually(seconds(20), [&] { return CommittedStep("good") >= 20; }));
+  ASSERT_TRUE(Eventually(seconds(60), [&] { return CommittedStep("good") >= 20; }));
   TinyJob hostile = Job("hostile");
   hostile.tokens_path = Path("mount/tokens.bin");
   std::filesystem::create_directories(Path("mount"));
@@ -195,7 +201,7 @@ TEST_F(HostileRequestsTest, AMountThatHangsIsNamedAndHoldsNobodyUp) {
         cluster_->Ctl({"submit", "-f", Path("hostile.yaml"), "--dry-run=server"}, seconds(4));
     EXPECT_TRUE(absl::StrContains(again.err, "an earlier look at " + Path("mount"))) << again.err;
     EXPECT_EQ(cluster_->Submit(Job("third")), absl::OkStatus());
-    ExpectStopsIn(seconds(5));
+    ExpectStops();
   });
 }
 

@@ -92,13 +92,18 @@ class HostsTest : public ::testing::Test {
             .steps = 12,
             .save_every_steps = 4};
   }
+  // Waits for a step or the end of a job, which may take minutes where others use the disk.
+  RunResult Await(const std::string& job, const std::string& what) const {
+    return cluster_->Ctl(
+        {"wait", job, absl::StrCat("--for=", what), "--timeout", "200s"}, "admin", seconds(220));
+  }
   // Losses of a job that succeeded.
   std::vector<std::string> Train(const TinyJob& job) {
     const std::string path = absl::StrCat(cluster_->folder(), "/", job.name, ".yaml");
     WriteText(path, ToYaml(job));
     const RunResult submitted = cluster_->Ctl({"submit", "-f", path});
     EXPECT_EQ(submitted.exit_code, 0) << submitted.err;
-    const RunResult done = cluster_->Ctl({"wait", job.name, "--for=done", "--timeout", "60s"});
+    const RunResult done = Await(job.name, "done");
     EXPECT_EQ(done.exit_code, 0) << done.err << cluster_->Ctl({"events", job.name}).out;
     return LossBits(cluster_->Ctl({"metrics", job.name, "-o", "jsonl"}).out);
   }
@@ -264,8 +269,7 @@ class HostsApartTest : public HostsTest {
     std::filesystem::remove(absl::StrCat(control_.path(), "/hold.", held));
   }
   void WaitForStep(int64_t step) const {
-    const RunResult waited =
-        cluster_->Ctl({"wait", "far", absl::StrCat("--for=step=", step), "--timeout", "50s"});
+    const RunResult waited = Await("far", absl::StrCat("step=", step));
     ASSERT_EQ(waited.exit_code, 0) << waited.err << cluster_->Ctl({"events", "far"}).out;
   }
   bool Happened(const std::string& event) const {
@@ -317,7 +321,7 @@ TEST_F(HostsApartTest, HostsThatShareNothingTrainThroughKillsAndBadLinks) {
   }
 
   // The next epoch begins there, two steps short of the cut.
-  ASSERT_TRUE(Eventually(seconds(30), [&] { return Happened("team/far/step-0000000015"); }));
+  ASSERT_TRUE(Eventually(seconds(60), [&] { return Happened("team/far/step-0000000015"); }));
   ASSERT_EQ(hosts_->CutLink(2), absl::OkStatus());
   LetGo(18, 4);  // those of the next epoch
   ASSERT_TRUE(Eventually(seconds(30), [&] { return Happened("NodeLost"); }));
@@ -327,7 +331,7 @@ TEST_F(HostsApartTest, HostsThatShareNothingTrainThroughKillsAndBadLinks) {
   cluster_->Worker("n3").KillInner();
   ASSERT_EQ(StartNode(3), absl::OkStatus());
   std::filesystem::remove(control_.path() + "/hold.4");
-  const RunResult done = cluster_->Ctl({"wait", "far", "--for=done", "--timeout", "50s"});
+  const RunResult done = Await("far", "done");
   ASSERT_EQ(done.exit_code, 0) << done.err << cluster_->Ctl({"events", "far"}).out;
 
   EXPECT_EQ(LossBits(cluster_->Ctl({"metrics", "far", "-o", "jsonl"}).out), one);
@@ -370,7 +374,7 @@ TEST_F(HostsApartTest, HostsThatShareNothingTrainWithDataOfTheStoreAlone) {
             absl::StrReplaceAll(ToYaml(job), {{"format: flat_u16", "format: auto"}}));
   const RunResult submitted = cluster_->Ctl({"submit", "-f", folder + "/far.yaml"});
   ASSERT_EQ(submitted.exit_code, 0) << submitted.err;
-  const RunResult done = cluster_->Ctl({"wait", "far", "--for=done", "--timeout", "50s"});
+  const RunResult done = Await("far", "done");
   ASSERT_EQ(done.exit_code, 0) << done.err << cluster_->Ctl({"events", "far"}).out;
   for (int host = 1; host <= kWorkers; ++host) {
     const std::string sets =

@@ -117,9 +117,14 @@ class NetworksTest : public ::testing::Test {
     const RunResult submitted = TrySubmit(name, workers, more_spec);
     ASSERT_EQ(submitted.exit_code, 0) << submitted.err;
   }
+  // Waits for a step or the end of a job, which may take minutes where others use the disk.
+  RunResult Await(const std::string& job, const std::string& what) const {
+    return cluster_->Ctl(
+        {"wait", job, absl::StrCat("--for=", what), "--timeout", "200s"}, "admin", seconds(220));
+  }
   // loss_bits of each step of a job that succeeds.
   std::vector<std::string> Losses(const std::string& name) const {
-    const RunResult done = cluster_->Ctl({"wait", name, "--for=done", "--timeout", "60s"});
+    const RunResult done = Await(name, "done");
     EXPECT_EQ(done.exit_code, 0) << done.err << cluster_->Ctl({"events", name}).out;
     std::vector<std::string> bits;
     const std::string rows = cluster_->Ctl({"metrics", name, "-o", "jsonl"}).out;
@@ -181,7 +186,7 @@ TEST_F(NetworksTest, TrainersTalkOverTheNamedInterfaceByTheGivenPorts) {
   ASSERT_EQ(one.size(), 12u);
   WriteText(Hold(6), "");
   ASSERT_NO_FATAL_FAILURE(Submit("four", 4));
-  const RunResult waited = cluster_->Ctl({"wait", "four", "--for=step=5", "--timeout", "50s"});
+  const RunResult waited = Await("four", "step=5");
   ASSERT_EQ(waited.exit_code, 0) << waited.err << cluster_->Ctl({"events", "four"}).out;
   for (const int host : {1, 2}) {
     const std::vector<Connection> connections = Connections(host);
@@ -205,7 +210,7 @@ TEST_F(NetworksTest, AJobChoosesANetworkByName) {
   ASSERT_NO_FATAL_FAILURE(StartNodes({"--network", "fast=eth1", "--network", "slow=eth0"}));
   WriteText(Hold(6), "");
   ASSERT_NO_FATAL_FAILURE(Submit("fast", 4, "  communication: {network: fast}\n"));
-  const RunResult waited = cluster_->Ctl({"wait", "fast", "--for=step=5", "--timeout", "50s"});
+  const RunResult waited = Await("fast", "step=5");
   ASSERT_EQ(waited.exit_code, 0) << waited.err << cluster_->Ctl({"events", "fast"}).out;
   for (const int host : {1, 2}) {
     const std::vector<Connection> connections = Connections(host);

@@ -4,6 +4,7 @@
 #include <chrono>
 #include <csignal>
 #include <cstdio>
+#include <cstdlib>
 #include <filesystem>
 #include <functional>
 #include <map>
@@ -187,12 +188,21 @@ TEST_F(OffloadTest, ATrainerHoldsLessMemoryByAboutWhatIsOffloaded) {
     cluster_->HoldTrainersAt(job.steps);
     EXPECT_EQ(cluster_->Submit(job), absl::OkStatus());
     EXPECT_EQ(cluster_->WaitForStep(name, job.steps - 1, seconds(60)), absl::OkStatus());
-    int64_t bytes = 0;
-    Eventually(seconds(1), [&] {  // what was updated last may still be leaving
+    // What was updated last may still be leaving: until nothing has left for a second.
+    const auto held = [&] {
       const std::vector<pid_t> trainers = cluster_->AllTrainers();
-      bytes = trainers.empty() ? 0 : PssBytes(trainers.front());
-      return false;
-    });
+      return trainers.empty() ? 0 : PssBytes(trainers.front());
+    };
+    constexpr int64_t kLittle = 1 << 17;
+    int64_t bytes = held();
+    EXPECT_TRUE(Eventually(seconds(60),
+                           [&] {
+                             const int64_t before = bytes;
+                             PauseBetweenLooks(seconds(1));
+                             bytes = held();
+                             return std::abs(bytes - before) < kLittle;
+                           }))
+        << name << " still gives memory back";
     cluster_->LetTrainersGo();
     EXPECT_EQ(cluster_->WaitForSuccess(name, seconds(60)), absl::OkStatus());
     return static_cast<double>(bytes) / kMiB;

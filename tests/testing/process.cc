@@ -203,9 +203,12 @@ void WriteText(const std::string& path, const std::string& text) {
   std::ofstream(path, std::ios::binary) << text;
 }
 
-ScratchFolder::ScratchFolder() {
-  const char* root = std::getenv("TMPDIR");
-  path_ = absl::StrCat(root != nullptr ? root : "/tmp", "/ravel-test-XXXXXX");
+ScratchFolder::ScratchFolder(const std::string& root) {
+  const char* usual = std::getenv("TMPDIR");
+  path_ = absl::StrCat(!root.empty()      ? root.c_str()
+                       : usual != nullptr ? usual
+                                          : "/tmp",
+                       "/ravel-test-XXXXXX");
   if (::mkdtemp(path_.data()) == nullptr) {
     std::perror(path_.c_str());
     std::abort();

@@ -77,7 +77,8 @@ void WriteText(const std::string& path, const std::string& text);
 // A folder under TMPDIR, removed with everything in it by the destructor unless the test failed.
 class ScratchFolder {
  public:
-  ScratchFolder();
+  // Below TMPDIR unless a root is given.
+  explicit ScratchFolder(const std::string& root = {});
   ~ScratchFolder();
   ScratchFolder(const ScratchFolder&) = delete;
   ScratchFolder& operator=(const ScratchFolder&) = delete;

@@ -341,7 +341,7 @@ TEST(KilledWriterTest, AtAnyMomentCommittedStepsAreWholeAndTheRestIsNotTaken) {
       SaveForever(directory.path(), saved);
     }
     store::FileStore store(directory.path());
-    EXPECT_TRUE(testing::Eventually(std::chrono::seconds(20),
+    EXPECT_TRUE(testing::Eventually(std::chrono::seconds(60),
                                     [&] { return !coordinator::ListSteps(store)->steps.empty(); }));
     testing::PauseBetweenLooks(std::chrono::milliseconds(random() % 40));
     ::kill(child, SIGKILL);

@@ -1,6 +1,7 @@
 #include "coordinator/saves/rollback.h"
 
 #include <algorithm>
+#include <limits>
 #include <string>
 #include <vector>
 
@@ -24,9 +25,9 @@ bool TakesSteps(const ListedEntry& folder) {
                                  folder.name == ckpt::kBadFolder);
 }
 
-// Where a folder is not renamed as a whole, one whose rename was cut off has two names, and may not
-// get a third. The rename is ended under the name that it has: that of this try is another one.
-absl::Status EndCutOffMoves(store::ObjectStore& store, int64_t step) {
+}  // namespace
+
+absl::Status EndCutOffMoves(store::ObjectStore& store, int64_t first_step, int64_t last_step) {
   if (store.RenamesWhole()) {
     return absl::OkStatus();
   }
@@ -41,7 +42,8 @@ absl::Status EndCutOffMoves(store::ObjectStore& store, int64_t step) {
       const std::string name = entry.name.substr(0, entry.name.find('.'));
       const bool there = std::any_of(
           root.begin(), root.end(), [&name](const ListedEntry& at) { return at.name == name; });
-      if (!entry.is_directory || !there || ckpt::ParseStepName(name).value_or(-1) <= step) {
+      const int64_t step = ckpt::ParseStepName(name).value_or(-1);
+      if (!entry.is_directory || !there || step < first_step || step > last_step) {
         continue;
       }
       const absl::Status ended = store.PublishIfAbsent(name, JoinPath(folder.name, entry.name));
@@ -54,12 +56,10 @@ absl::Status EndCutOffMoves(store::ObjectStore& store, int64_t step) {
   return absl::OkStatus();
 }
 
-}  // namespace
-
 absl::Status RollBack(store::ObjectStore& store, const RollbackTarget& target) {
   // They go first: another coordinator could publish one after the steps were listed.
   RETURN_IF_ERROR(CleanAttemptsOf(store, target.job, target.end_epoch));
-  RETURN_IF_ERROR(EndCutOffMoves(store, target.step));
+  RETURN_IF_ERROR(EndCutOffMoves(store, target.step + 1, std::numeric_limits<int64_t>::max()));
   return MoveStepsAbove(
              store, target.step, absl::StrCat(std::string(kRolledBackPrefix), "e", target.epoch))
       .status();

@@ -10,6 +10,8 @@
 
 #include <absl/strings/str_cat.h>
 
+#include "coordinator/saves/rollback.h"
+
 namespace ravel::coordinator {
 namespace {
 
@@ -111,6 +113,7 @@ absl::Status ClearTheWay(store::ObjectStore& store,
     return LostUnlessOurs(**published, job, key);
   }
   if (listed || !published.ok() || *published) {
+    RETURN_IF_ERROR(EndCutOffMoves(store, key.step, key.step));
     RETURN_IF_ERROR(store::MakeDirectories(store, ckpt::kBadFolder));
     RETURN_IF_ERROR(MoveJudgedStep(store, job, key, aside + ".step", published));
   }

@@ -109,4 +109,21 @@ class MemoryBlobs : public store::BlobStore {
   int64_t versions_ ABSL_GUARDED_BY(mutex_) = 0;
 };
 
+// Fails from one change on, as when a coordinator dies there. Used from one thread at a time.
+class CutOffBlobs : public MemoryBlobs {
+ public:
+  absl::Status PutIfAbsent(const std::string& key, std::string_view content) override {
+    return left-- > 0 ? MemoryBlobs::PutIfAbsent(key, content) : Stopped();
+  }
+  absl::Status Delete(const std::string& key) override {
+    return left-- > 0 ? MemoryBlobs::Delete(key) : Stopped();
+  }
+
+  int64_t left = kAll;  // changes that succeed
+  static constexpr int64_t kAll = int64_t{1} << 40;
+
+ private:
+  static absl::Status Stopped() { return absl::UnavailableError("stopped here"); }
+};
+
 }  // namespace ravel::testing

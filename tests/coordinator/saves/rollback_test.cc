@@ -70,30 +70,13 @@ TEST(RollbackTest, ASealedSaveIsNotPublishedBehindIt) {
   EXPECT_EQ(StepsLeftIn(store), std::vector<int64_t>{10});
 }
 
-// Fails from one change on, as when a coordinator dies there.
-class CutOffBlobs : public testing::MemoryBlobs {
- public:
-  absl::Status PutIfAbsent(const std::string& key, std::string_view content) override {
-    return left-- > 0 ? MemoryBlobs::PutIfAbsent(key, content) : Stopped();
-  }
-  absl::Status Delete(const std::string& key) override {
-    return left-- > 0 ? MemoryBlobs::Delete(key) : Stopped();
-  }
-
-  int64_t left = kAll;
-  static constexpr int64_t kAll = int64_t{1} << 40;
-
- private:
-  static absl::Status Stopped() { return absl::UnavailableError("stopped here"); }
-};
-
 // Each try is of another epoch.
 TEST(RollbackTest, OneThatIsCutOffAnywhereIsEndedByTheNextTry) {
   const testing::SavedWorld saved = RolledBackWorld();
   for (int64_t changes = 0;; ++changes) {
     SCOPED_TRACE(changes);
-    auto blobs = std::make_unique<CutOffBlobs>();
-    CutOffBlobs& raw = *blobs;
+    auto blobs = std::make_unique<testing::CutOffBlobs>();
+    testing::CutOffBlobs& raw = *blobs;
     store::BlobTree store(std::move(blobs), "job");
     for (const int64_t step : {10, 20, 30}) {
       ASSERT_TRUE(testing::Save(store, saved, {.step = step, .epoch = 4, .attempt = 1}).ok());
@@ -102,7 +85,7 @@ TEST(RollbackTest, OneThatIsCutOffAnywhereIsEndedByTheNextTry) {
     raw.left = changes;
     const bool whole =
         RollBack(store, {.job = "job-1", .step = 10, .epoch = 5, .end_epoch = 5}).ok();
-    raw.left = CutOffBlobs::kAll;
+    raw.left = testing::CutOffBlobs::kAll;
     const absl::Status again =
         RollBack(store, {.job = "job-1", .step = 10, .epoch = 6, .end_epoch = 6});
     ASSERT_TRUE(again.ok()) << again;
@@ -127,8 +110,8 @@ TEST(RollbackTest, OneThatIsCutOffAnywhereIsEndedByTheNextTry) {
 
 // A save that replaces a BAD step was cut off while it moved that one away.
 TEST(RollbackTest, AStepThatHasTheNameOfABadCopyTooMovesThere) {
-  auto blobs = std::make_unique<CutOffBlobs>();
-  CutOffBlobs& raw = *blobs;
+  auto blobs = std::make_unique<testing::CutOffBlobs>();
+  testing::CutOffBlobs& raw = *blobs;
   store::BlobTree store(std::move(blobs), "job");
   const testing::SavedWorld saved = RolledBackWorld();
   for (const int64_t step : {10, 20}) {
@@ -137,7 +120,7 @@ TEST(RollbackTest, AStepThatHasTheNameOfABadCopyTooMovesThere) {
   ASSERT_TRUE(MarkBad(store, 20, "rot").ok());
   raw.left = 1;
   ASSERT_FALSE(store.PublishIfAbsent("step-0000000020", "bad/step-0000000020.e5.a1.step").ok());
-  raw.left = CutOffBlobs::kAll;
+  raw.left = testing::CutOffBlobs::kAll;
   const absl::Status done =
       RollBack(store, {.job = "job-1", .step = 10, .epoch = 6, .end_epoch = 6});
   ASSERT_TRUE(done.ok()) << done;

@@ -4,6 +4,7 @@
 
 #include <memory>
 #include <string>
+#include <utility>
 
 #include <absl/strings/str_replace.h>
 #include <gmock/gmock.h>
@@ -37,9 +38,13 @@ std::unique_ptr<store::ObjectStore> MakeStore(bool whole) {
   return std::make_unique<store::BlobTree>(std::make_unique<testing::MemoryBlobs>(), "job");
 }
 
+testing::SavedWorld TakenWorld() {
+  return testing::MakeWorld(testing::InventoryOf({{5, 3}, {4}}), 2, 7);
+}
+
 class TakenNameTest : public ::testing::TestWithParam<bool> {
  protected:
-  const testing::SavedWorld saved_ = testing::MakeWorld(testing::InventoryOf({{5, 3}, {4}}), 2, 7);
+  const testing::SavedWorld saved_ = TakenWorld();
 };
 
 INSTANTIATE_TEST_SUITE_P(Stores, TakenNameTest, ::testing::Bool(), [](const auto& whole) {
@@ -107,6 +112,29 @@ TEST_P(TakenNameTest, AStepOfAnotherFormatVersionStays) {
   EXPECT_TRUE(absl::IsFailedPrecondition(refused)) << refused;
   EXPECT_THAT(std::string(refused.message()), HasSubstr("COMMIT: version 9"));
   EXPECT_EQ(*store::ReadFile(*files, commit, ckpt::kMaxCommitBytes), later);
+}
+
+// A store of objects has both names of a step whose move to bad/ was cut off, and takes no third.
+TEST(TakenNameOfObjects, AMoveThatWasCutOffHoldsUpNoLaterSave) {
+  const testing::SavedWorld saved = TakenWorld();
+  bool whole = false;
+  for (int64_t changes = 0; changes < kManyCalls && !whole; ++changes) {
+    SCOPED_TRACE(changes);
+    auto blobs = std::make_unique<testing::CutOffBlobs>();
+    testing::CutOffBlobs& raw = *blobs;
+    store::BlobTree files(std::move(blobs), "job");
+    ASSERT_TRUE(testing::Save(files, saved, kFirstSave).ok());
+    ASSERT_TRUE(MarkBad(files, 20, "flipped").ok());
+    const auto seals = testing::WriteAllRanks(files, saved, kTheirSave);
+    ASSERT_TRUE(seals.ok()) << seals.status();
+    raw.left = changes;
+    whole = CommitSave(files, saved.save_plan, testing::ContextOf(saved, kTheirSave), *seals).ok();
+    raw.left = testing::CutOffBlobs::kAll;
+    const absl::Status ours = testing::Save(files, saved, kOurSave).status();
+    EXPECT_TRUE(ours.ok() || absl::IsAlreadyExists(ours)) << ours;
+    EXPECT_EQ(InspectStep(files, 20, InspectionDepth::kDeep).condition, StepCondition::kGood);
+  }
+  EXPECT_TRUE(whole);
 }
 
 // Retention ends the deletion of the earlier step at every call of ours.

@@ -23,8 +23,8 @@ absl::StatusOr<std::optional<store::StorePlace>> StartElsewhere(const plan::JobS
 // folder.
 absl::StatusOr<RestorePoint> NamedStart(const store::ObjectStore& files, const plan::JobSpec& spec);
 
-// Where a job without a commit begins whose resumeFrom is not auto: at the step that it names, or
-// with initial weights. Later steps of other jobs go out of the way.
+// Begins the history of a job without a commit whose resumeFrom is not auto: at the step that it
+// names, or with initial weights. Later steps of other jobs go out of the way.
 absl::StatusOr<RestorePoint> BeginHistory(store::ObjectStore& files, const CheckpointJob& job);
 // Lets go of the start that PinStart of the keeper has pinned elsewhere, if there is one.
 // Unavailable when the pin stays.

@@ -47,7 +47,7 @@ absl::StatusOr<std::vector<int64_t>> ApplyRetention(store::ObjectStore& store,
                                                     int64_t now_s = 0,
                                                     const DeletionGate& gate = nullptr);
 // Moves every step folder above `step` that `job` did not commit, with its marks, into old-<job>/:
-// a new history begins there in a folder that holds one. What is withdrawn is removed. May be
+// a new history begins there in a folder that holds one. Withdrawn steps are removed. May be
 // interrupted anywhere and repeated. Returns what moved.
 absl::StatusOr<std::vector<std::string>> SetAside(store::ObjectStore& store,
                                                   const std::string& job,
@@ -59,7 +59,7 @@ absl::StatusOr<std::vector<int64_t>> RemoveStepsOf(store::ObjectStore& store,
                                                    const std::string& job,
                                                    int64_t now_s);
 // Moves every step folder above `step`, with its marks, into `aside`/: what a rollback leaves
-// behind. What is withdrawn is removed. May be interrupted anywhere and repeated. Returns what
+// behind. Withdrawn steps are removed. May be interrupted anywhere and repeated. Returns what
 // moved.
 absl::StatusOr<std::vector<std::string>> MoveStepsAbove(store::ObjectStore& store,
                                                         int64_t step,

@@ -215,7 +215,7 @@ absl::StatusOr<std::optional<RestorePoint>> ChooseOwn(ObjectStore& files,
                       .fallback_reason = std::move(choice.fallback_reason)};
 }
 
-// What is left of a job that is over, but for its pins.
+// Settles and removes attempts of a job that is over. Pins are not touched.
 absl::StatusOr<std::optional<SettledSave>> SettleAtEnd(const CheckpointJob& job,
                                                        const RestoreQuery& query,
                                                        const std::string& root,

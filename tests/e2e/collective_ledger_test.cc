@@ -25,8 +25,8 @@ using ::testing::ContainsRegex;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
-// As the coordinator's clock and its words have it: what it takes to ask counts for nothing. What
-// is named by nothing but its silence is a stall after a minute.
+// As the coordinator's clock and its words have it: what it takes to ask counts for nothing. A rank
+// that nothing but its silence names is a stall after a minute.
 constexpr double kMostSeconds = 15;
 
 class CollectiveLedgerTest : public ::testing::TestWithParam<std::string> {

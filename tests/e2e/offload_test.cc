@@ -188,7 +188,7 @@ TEST_F(OffloadTest, ATrainerHoldsLessMemoryByAboutWhatIsOffloaded) {
     cluster_->HoldTrainersAt(job.steps);
     EXPECT_EQ(cluster_->Submit(job), absl::OkStatus());
     EXPECT_EQ(cluster_->WaitForStep(name, job.steps - 1, seconds(60)), absl::OkStatus());
-    // What was updated last may still be leaving: until nothing has left for a second.
+    // Pages of the last update may still be leaving: until none has left for a second.
     const auto held = [&] {
       const std::vector<pid_t> trainers = cluster_->AllTrainers();
       return trainers.empty() ? 0 : PssBytes(trainers.front());

@@ -47,8 +47,8 @@ class TwoCoordinatorsTest : public ::testing::TestWithParam<std::string> {
       server_ = *std::move(server);
       server_->UseHere();
     }
-    // Who is silent for less is not lost, which would begin an epoch too many; each of nine cases
-    // waits twice for that time, until the nodes of the copied state are lost.
+    // A node that is silent for less is not lost, which would begin an epoch too many; each of nine
+    // cases waits twice for that time, until the nodes of the copied state are lost.
     absl::StatusOr<std::unique_ptr<MiniCluster>> started = MiniCluster::Start({}, "2s");
     ASSERT_TRUE(started.ok()) << started.status();
     old_ = std::move(*started);

@@ -1,4 +1,4 @@
-// What only a file system does: a folder whose listing fails in the middle.
+// A file system alone can fail in the middle of listing a folder.
 
 #include "common/store/file_store.h"
 

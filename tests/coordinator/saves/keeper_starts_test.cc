@@ -1,5 +1,5 @@
-// Where a job begins: the step that resumeFrom names, its own commits, and what others left under
-// its name.
+// A job begins at the step that resumeFrom names, or at a commit of its own, beside what others
+// left under its name.
 
 #include <filesystem>
 #include <memory>
@@ -44,7 +44,7 @@ TEST_F(KeeperStartsTest, ANameThatIsUsedAgainDoesNotSilentlyGoOnWithTheOldHistor
   EXPECT_EQ(Launch(next)->step, -1);
   EXPECT_TRUE(Steps().empty());
   EXPECT_FALSE(Relaunch(10).ok()) << "the folder has changed hands";
-  // What was set aside is a job folder as before.
+  // The folder that was set aside is a job folder as before.
   EXPECT_EQ(ListSteps(store::FileStore(files_.Locate("old-job-2")))->steps.size(), 1U);
 }
 

@@ -167,7 +167,7 @@ TEST_P(DeletionTest, ThatWasCutOffUnderItsOtherNameIsEnded) {
   FAIL() << "retention makes more calls than were tried";
 }
 
-// Who withdrew the step died before it looked at pins, or could not list them.
+// The coordinator that withdrew the step died before it looked at pins, or could not list them.
 TEST_P(DeletionTest, OfAPinnedStepIsTakenBackByTheNextRetention) {
   for (const bool dies : {false, true}) {
     SCOPED_TRACE(dies);

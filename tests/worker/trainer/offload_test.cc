@@ -76,8 +76,8 @@ class Offload : public ::testing::Test {
   const std::string folder_;
 };
 
-// Where the machine has a file system in memory: a busy disk makes a release wait for what it
-// writes.
+// The file tier lies in memory, where the machine has such a file system: a busy disk makes a
+// release wait for what it writes.
 class OffloadInMemory : public Offload {
  protected:
   OffloadInMemory()

@@ -62,6 +62,16 @@ TEST_F(KeeperStartsTest, ANameWhoseLastStepIsWithdrawnIsFree) {
   EXPECT_FALSE(*store::Exists(files_, "step-0000000010"));
 }
 
+// Somebody may want to mend it.
+TEST_F(KeeperStartsTest, ANameWithADamagedStepIsNotFree) {
+  ASSERT_TRUE(Launch(ours_).ok());
+  SaveStep(10);
+  ASSERT_TRUE(files_.Withdraw("step-0000000010/COMMIT").ok());
+  const absl::Status refused = Launch(Another("cluster-a", "job-2")).status();
+  EXPECT_TRUE(absl::IsFailedPrecondition(refused)) << refused;
+  EXPECT_TRUE(*store::Exists(files_, "step-0000000010/manifest.pb"));
+}
+
 TEST_F(KeeperStartsTest, AFreshStartMovesStepsOfOthersAsideWithTheirMarks) {
   ASSERT_TRUE(Launch(ours_).ok());
   SaveStep(10);
